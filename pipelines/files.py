@@ -1,0 +1,145 @@
+"""Pictures in files: written whole or not at all, with the manifest inside."""
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from .manifest import Manifest
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PNG_KEY = "calotype"
+EXIF_DESCRIPTION = 0x010E
+MAX_NAME_BYTES = 255
+
+
+def save_image(image: "Image", path: str | Path, manifest: Manifest | None = None) -> Path:
+    """Writes one picture; the extension decides the format: .png and .webp lossless, .jpg and .jpeg at quality 95.
+
+    The manifest goes into the PNG text "calotype", or into the EXIF image description. The file appears under its name only when it is
+    complete: a full disk or an interruption leaves whatever was there before.
+
+    Raises:
+        ValueError: unknown extension, or a name that cannot be a file. FileNotFoundError: the folder does not exist.
+        OSError: the folder cannot be written to, or the disk is full; `filename` is the path asked for.
+    """
+    target = check_target(path)
+    write = _WRITERS[target.suffix.lower()]
+    real = target.resolve()
+    part = real.with_name(f".calotype-{secrets.token_hex(6)}.part")
+    try:
+        with part.open("xb") as file:
+            write(image, file, None if manifest is None else manifest.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(real)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(target)) from error
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def check_target(path: str | Path) -> Path:
+    """`path` as a Path, if a picture can be written there; meant to be called before any compute. Same errors as `save_image`."""
+    target = Path(path)
+    if target.suffix.lower() not in _WRITERS:
+        raise ValueError(f"{target}: extension {target.suffix!r} is unknown; allowed are {', '.join(_WRITERS)}")
+    if len(os.fsencode(target.name)) > MAX_NAME_BYTES:
+        raise ValueError(f"{target.name[:40]}...: the file name is longer than {MAX_NAME_BYTES} bytes")
+    check_folder(target.parent)
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{target}: exists and is not a file")
+    check_folder(target.resolve().parent)
+    return target
+
+
+def check_folder(folder: Path) -> None:
+    """Makes sure that a file can be made in the folder, by making an empty one and removing it."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder to write to")
+    probe = folder / f".calotype-{secrets.token_hex(6)}.part"
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write to this folder: {error.strerror}", str(folder)) from error
+
+
+def open_image(path: str | Path) -> "Image":
+    """A picture from a file, fully read.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: not a picture that can be read, or a damaged one.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    source = Path(path)
+    if not source.is_file():
+        raise FileNotFoundError(f"{source}: no such file")
+    try:
+        with Image.open(source) as image:
+            image.load()
+            return image
+    except UnidentifiedImageError:
+        raise ValueError(f"{source}: not a picture in a known format") from None
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{source}: cannot be read as a picture: {error}") from None
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """The manifest inside a picture that `save_image` wrote.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: not a picture, or one without a (complete) manifest.
+    """
+    return manifest_of(open_image(path), path)
+
+
+def manifest_of(image: "Image", path: str | Path) -> Manifest:
+    """The manifest inside an open picture; `path` is for the error message only."""
+    info: Mapping[str | tuple[int, int], object] = image.info
+    text = info.get(PNG_KEY) or image.getexif().get(EXIF_DESCRIPTION)
+    if not isinstance(text, str):
+        raise ValueError(f"{path}: holds no calotype manifest (was it made, or saved again, by another program?)")
+    try:
+        return Manifest.from_json(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _write_png(image: "Image", file: IO[bytes], manifest: str | None) -> None:
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    if manifest is not None:
+        info.add_text(PNG_KEY, manifest)
+    image.save(file, "PNG", pnginfo=info)
+
+
+def _write_jpeg(image: "Image", file: IO[bytes], manifest: str | None) -> None:
+    image.save(file, "JPEG", quality=95, subsampling=0, exif=_exif(manifest))
+
+
+def _write_webp(image: "Image", file: IO[bytes], manifest: str | None) -> None:
+    image.save(file, "WEBP", lossless=True, exif=_exif(manifest))
+
+
+def _exif(manifest: str | None) -> bytes:
+    from PIL.Image import Exif
+
+    exif = Exif()
+    if manifest is not None:
+        exif[EXIF_DESCRIPTION] = manifest
+    return exif.tobytes()
+
+
+_WRITERS: Mapping[str, Callable[["Image", IO[bytes], str | None], None]] = {
+    ".png": _write_png,
+    ".jpg": _write_jpeg,
+    ".jpeg": _write_jpeg,
+    ".webp": _write_webp,
+}

@@ -1,0 +1,200 @@
+"""The manifest: everything needed to make a picture again, as plain data that travels inside the picture's file."""
+
+import dataclasses
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+import torch
+from torch import Tensor
+
+Task = Literal["text-to-image", "image-to-image", "inpaint"]
+Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What made a batch of pictures, and which of them this is. Timings are left out: they differ on every run.
+
+    `prompts`, `negative_prompts` and `seeds` hold one entry per picture of the batch, in the order of the result; `row` is this
+    picture's place in it (None: all of them). The whole batch is kept because only the same batch is bit-equal when run again.
+
+    `weights` maps each file to its sha256, `sampler` and `guidance` are objects described by `describe`, `sigmas` is the whole
+    schedule with its end, `inputs` maps the name of every argument that is not text or a number ("image", "mask_image", "latents",
+    "conditioning") to its digest. Sizes are pixels.
+    """
+
+    calotype: str
+    torch: str
+    python: str
+    family: str
+    model: str
+    weights: Mapping[str, str]
+    task: Task
+    prompts: tuple[str, ...]
+    negative_prompts: tuple[str, ...] | None
+    seeds: tuple[int, ...]
+    width: int
+    height: int
+    num_inference_steps: int
+    sigmas: tuple[float, ...]
+    sampler: Mapping[str, Plain]
+    guidance: Mapping[str, Plain]
+    strength: float | None
+    inputs: Mapping[str, str]
+    dtype: str
+    device: str
+    attention: str
+    threads: int
+    row: int | None = None
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        family: str,
+        model: str,
+        weights: Mapping[str, str],
+        task: Task,
+        prompts: Sequence[str],
+        negative_prompts: Sequence[str] | None,
+        seeds: Sequence[int],
+        width: int,
+        height: int,
+        num_inference_steps: int,
+        sigmas: Sequence[float],
+        sampler: object,
+        guidance: object,
+        strength: float | None,
+        inputs: Mapping[str, str],
+        dtype: torch.dtype,
+        device: torch.device,
+        attention: str,
+    ) -> Self:
+        """A manifest of this process: versions and threads are filled in, `sampler` and `guidance` described."""
+        return cls(
+            calotype=calotype_version(),
+            torch=torch.__version__,
+            python=platform.python_version(),
+            family=family,
+            model=model,
+            weights=dict(weights),
+            task=task,
+            prompts=tuple(prompts),
+            negative_prompts=None if negative_prompts is None else tuple(negative_prompts),
+            seeds=tuple(seeds),
+            width=width,
+            height=height,
+            num_inference_steps=num_inference_steps,
+            sigmas=tuple(sigmas),
+            sampler=describe(sampler),
+            guidance=describe(guidance),
+            strength=strength,
+            inputs=dict(inputs),
+            dtype=str(dtype).removeprefix("torch."),
+            device=str(device),
+            attention=attention,
+            threads=torch.get_num_threads(),
+        )
+
+    def for_row(self, row: int) -> Self:
+        """The same manifest for picture `row` of the batch."""
+        if not 0 <= row < len(self.seeds):
+            raise ValueError(f"row {row}: the batch has {len(self.seeds)} pictures")
+        return dataclasses.replace(self, row=row)
+
+    @property
+    def seed(self) -> int:
+        """This picture's own seed (the first one's where the manifest stands for a whole batch)."""
+        return self.seeds[self.row or 0]
+
+    @property
+    def prompt(self) -> str:
+        """This picture's own prompt (the first one's where the manifest stands for a whole batch)."""
+        return self.prompts[self.row or 0]
+
+    def to_json(self) -> str:
+        """One line of ASCII JSON; `seed` and `prompt` are written too, for people who read it."""
+        own: dict[str, Any] = {} if self.row is None else {"prompt": self.prompt, "seed": self.seed}
+        return json.dumps({"format": FORMAT, **own, **dataclasses.asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The manifest that `to_json` wrote.
+
+        Raises:
+            ValueError: not such JSON, written by a later format, or with missing or unknown entries.
+        """
+        entries = _entries(text)
+        names = {field.name for field in dataclasses.fields(cls)}
+        missing, unknown = sorted(names - set(entries)), sorted(set(entries) - names - {"prompt", "seed"})
+        if missing or unknown:
+            raise ValueError(f"not a complete manifest: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+        lists = {name: tuple(entries[name]) for name in ("prompts", "seeds", "sigmas")}
+        negative = entries["negative_prompts"]
+        lists["negative_prompts"] = None if negative is None else tuple(negative)
+        manifest = cls(**({name: entries[name] for name in names} | lists))
+        if manifest.row is not None:
+            manifest.for_row(manifest.row)
+        return manifest
+
+
+def describe(part: object) -> dict[str, Plain]:
+    """A sampler or guidance as plain data: its class under "type", and each field of a dataclass."""
+    described: dict[str, Plain] = {"type": type(part).__name__}
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        described |= cast(dict[str, Plain], json.loads(json.dumps(dataclasses.asdict(part))))
+    return described
+
+
+def digest_file(path: Path) -> str:
+    """sha256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_input(value: object) -> str:
+    """sha256 of a picture, array or tensor (its type of numbers, shape and values), or of a sequence of them."""
+    digest = hashlib.sha256()
+    if isinstance(value, list | tuple):
+        for item in cast(Sequence[object], value):
+            digest.update(digest_input(item).encode())
+        return digest.hexdigest()
+    import numpy
+
+    if isinstance(value, Tensor):
+        stored = value.detach().cpu().contiguous()
+        array = stored.view(torch.uint8).numpy() if stored.dtype is torch.bfloat16 else stored.numpy()
+    else:
+        array = numpy.ascontiguousarray(numpy.asarray(value))
+    digest.update(f"{array.dtype.str} {array.shape} ".encode())
+    digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def calotype_version() -> str:
+    """The installed version, or "0+unknown" where the sources are imported without being installed."""
+    try:
+        return metadata.version("calotype")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
+
+
+def _entries(text: str) -> dict[str, Any]:
+    try:
+        entries = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not a manifest: {error}") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f"not a manifest: JSON of type {type(entries).__name__}, expected an object")
+    found = cast(dict[str, Any], entries)
+    written = found.pop("format", None)
+    if written != FORMAT:
+        raise ValueError(f"manifest format {written}: this version reads format {FORMAT}")
+    return found
