@@ -1,0 +1,113 @@
+"""What a denoiser is told, and the two calls it answers: prepare once, then a slope per evaluation.
+
+Legend: B rows, C latent channels, F frames, h w latent cells, Lt text tokens, Dt text width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..core.attention.base import AttentionSelector
+from ..core.stream import Runner, run_blocks
+from ..schedulers.base import Point
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Conditioning:
+    """What a denoiser is told, row by row.
+
+    `states` [B, Lt, Dt] are text encoder states, padded at the end; `lengths` [B] int64 says how many of each row are
+    valid. `warnings` are remarks of the encoder for the user (dropped tokens and the like).
+    """
+
+    states: Tensor
+    lengths: Tensor
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.states.ndim != 3 or tuple(self.lengths.shape) != (self.states.shape[0],):
+            raise ValueError(
+                f"states of shape {tuple(self.states.shape)} with lengths of shape {tuple(self.lengths.shape)}; "
+                "conditioning takes states [B, Lt, Dt] and lengths [B]"
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return self.states.shape[0]
+
+    def rows(self, indices: Sequence[int]) -> "Conditioning":
+        """The rows `indices`, in that order; an index may come several times."""
+        index = torch.tensor(list(indices), dtype=torch.int64, device=self.states.device)
+        lengths = self.lengths.to(index.device)[index]
+        return Conditioning(states=self.states[index], lengths=lengths, warnings=self.warnings)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Conditioning":
+        """The same on `device`, states in `dtype`."""
+        states = self.states.to(device=device, dtype=dtype)
+        return Conditioning(states=states, lengths=self.lengths.to(device), warnings=self.warnings)
+
+    @staticmethod
+    def concatenate(parts: Sequence["Conditioning"]) -> "Conditioning":
+        """The rows of all parts, one after the other, padded with zeros to the longest part."""
+        longest = max(part.states.shape[1] for part in parts)
+        padded = [functional.pad(part.states, (0, 0, 0, longest - part.states.shape[1])) for part in parts]
+        return Conditioning(
+            states=torch.cat(padded),
+            lengths=torch.cat([part.lengths for part in parts]),
+            warnings=tuple(dict.fromkeys(line for part in parts for line in part.warnings)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prompt:
+    """What a run is told, one row per prompt: the prompts themselves, and what to stay away from (None: nothing said)."""
+
+    positive: Conditioning
+    negative: Conditioning | None = None
+
+    def __post_init__(self) -> None:
+        if self.negative is not None and self.negative.num_rows != self.positive.num_rows:
+            raise ValueError(
+                f"conditioning has {self.positive.num_rows} positive and {self.negative.num_rows} negative rows; "
+                "it takes one of each per prompt"
+            )
+
+    def rows(self, indices: Sequence[int]) -> "Prompt":
+        """The rows `indices` of both."""
+        negative = None if self.negative is None else self.negative.rows(indices)
+        return Prompt(positive=self.positive.rows(indices), negative=negative)
+
+
+class Prepared(Protocol):
+    """All that does not depend on the latents, computed once per run. Opaque to everyone but its denoiser."""
+
+
+class Denoiser[P: Prepared](Protocol):
+    """A trained model of the slope dx/dsigma, where x = alpha x0 + sigma noise."""
+
+    def prepare(
+        self,
+        conditioning: Conditioning,
+        shape: tuple[int, ...],
+        evaluations: Sequence[Point],
+        *,
+        attention: AttentionSelector,
+        runner: Runner = run_blocks,
+    ) -> P:
+        """Everything a run needs besides the latents [B, C, F, h, w] of `shape`.
+
+        `evaluations` are the points that `slope` will be asked for; `runner` walks the blocks.
+
+        Raises:
+            ValueError: the shape or the conditioning does not fit the model, or it has no blocks for `runner` to walk.
+        """
+        ...
+
+    def slope(self, x: Tensor, prepared: P, point: Point) -> Tensor:
+        """dx/dsigma at `point`, float32 [B, C, F, h, w], for x of the same shape."""
+        ...
