@@ -1,0 +1,1 @@
+"""Control branches: not built yet."""

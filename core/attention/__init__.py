@@ -1,0 +1,1 @@
+"""Attention: one call, several backends."""

@@ -1,0 +1,66 @@
+"""How a time embedding acts on one sublayer of a block.
+
+Legend: B rows, L tokens, D width; every tensor is [B or 1, L or 1, D].
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Modulation(Protocol):
+    """Acts before a sublayer, on its normalised input, and after it, on its output."""
+
+    def before(self, h: Tensor) -> Tensor:
+        """The sublayer's input [B, L, D]."""
+        ...
+
+    def after(self, h: Tensor) -> Tensor:
+        """What is added to the residual stream [B, L, D]."""
+        ...
+
+
+class Unmodulated:
+    """The neutral modulation: language models, text refiners."""
+
+    def before(self, h: Tensor) -> Tensor:
+        """`h`."""
+        return h
+
+    def after(self, h: Tensor) -> Tensor:
+        """`h`."""
+        return h
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleGate:
+    """h (1 + scale) before, gate h after (no shift: Z-Image, plate)."""
+
+    scale: Tensor
+    gate: Tensor
+
+    def before(self, h: Tensor) -> Tensor:
+        """h (1 + scale)."""
+        return h * (1 + self.scale)
+
+    def after(self, h: Tensor) -> Tensor:
+        """gate h."""
+        return h * self.gate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftScaleGate:
+    """h (1 + scale) + shift before, gate h after (AdaLN-Zero, Peebles & Xie 2023)."""
+
+    shift: Tensor
+    scale: Tensor
+    gate: Tensor
+
+    def before(self, h: Tensor) -> Tensor:
+        """h (1 + scale) + shift."""
+        return h * (1 + self.scale) + self.shift
+
+    def after(self, h: Tensor) -> Tensor:
+        """gate h."""
+        return h * self.gate

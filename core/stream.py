@@ -1,0 +1,74 @@
+"""What flows through a stack of blocks, and the contracts of its parts.
+
+Legend: B rows, L tokens, Lc context tokens, D width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from .attention.base import AttentionMask, AttentionSelector
+from .modulation import Modulation
+from .rotary import Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """The tokens that blocks change: `x` [B, L, D] and, in two-stream models, `context` [B, Lc, D]."""
+
+    x: Tensor
+    context: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockInputs:
+    """What the blocks of one evaluation read and never change (a denoiser's `Prepared` gives one per evaluation).
+
+    `modulation[i]` holds block i's modulations, one per sublayer, or the whole is empty for unmodulated models.
+    """
+
+    rotary: Rotary
+    mask: AttentionMask
+    attention: AttentionSelector
+    modulation: Sequence[Sequence[Modulation]] = ()
+
+
+class Cache(Protocol):
+    """Keys and values that a run keeps between calls."""
+
+    def update(self, block: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Take block `block`'s new keys and values [B, H, L, Dh]; give all that the queries may attend to."""
+        ...
+
+
+class NoCache:
+    """The neutral cache: the keys and values of this call alone."""
+
+    def update(self, block: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The arguments, unchanged."""
+        return keys, values
+
+
+class Block(Protocol):
+    """One layer: `block(stream, prepared, cache, i) -> stream`."""
+
+    def __call__(self, stream: Stream, prepared: BlockInputs, cache: Cache, i: int) -> Stream:
+        """The stream after block `i`."""
+        ...
+
+
+class Runner(Protocol):
+    """Walks a list of blocks. Step caching, offload and the like are runners around runners."""
+
+    def __call__(self, blocks: Sequence[Block], stream: Stream, prepared: BlockInputs, cache: Cache) -> Stream:
+        """The stream after all blocks."""
+        ...
+
+
+def run_blocks(blocks: Sequence[Block], stream: Stream, prepared: BlockInputs, cache: Cache) -> Stream:
+    """The plain runner: every block, in order."""
+    for index, block in enumerate(blocks):
+        stream = block(stream, prepared, cache, index)
+    return stream

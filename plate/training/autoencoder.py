@@ -1,0 +1,153 @@
+"""Train the picture autoencoder: first whole, then its decoder alone on slightly noisy latents.
+
+    python -m calotype.plate.training.autoencoder --run runs/vae --steps 1600 --decoder-steps 3000
+
+Crops of 64x64 pixels, chosen where the objects are. Loss: L1 + 4 MSE + L1 of the gradients at two scales (+ 1e-4 KL in the first phase).
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from ...vae.plate import PlateVAE, PlateVAEConfig
+from .captions import training_sample
+from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
+from .scenes import SIDE, Scene, render
+
+CROP = 64
+
+
+def crops(random: np.random.Generator, count: int) -> Tensor:
+    """Pixels in -1..1, [count, 3, 64, 64], most of them around an object."""
+    out = np.empty((count, CROP, CROP, 3), np.uint8)
+    for index in range(count):
+        if index % 2 == 0:
+            scene = training_sample(random).scene
+            picture = render(scene)
+        x, y = _corner(scene, random)
+        out[index] = picture[y : y + CROP, x : x + CROP]
+    return torch.from_numpy(out).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def _corner(scene: Scene, random: np.random.Generator) -> tuple[int, int]:
+    if random.random() < 0.1:
+        return int(random.integers(9)) * 8, int(random.integers(9)) * 8
+    sprite = scene.sprites[random.integers(len(scene.sprites))]
+    centre = sprite.size / 2 + random.uniform(-0.4, 0.4, 2) * max(0, sprite.size - 16)
+    x, y = (np.array([sprite.x, sprite.y]) + centre - CROP / 2) // 8 * 8
+    return int(np.clip(x, 0, SIDE - CROP)), int(np.clip(y, 0, SIDE - CROP))
+
+
+def reconstruction_loss(output: Tensor, target: Tensor) -> Tensor:
+    """L1 + 4 MSE + gradient L1 at full and half resolution, of [N, 3, H, W]."""
+    error = output - target
+    half = functional.avg_pool2d(error, 2)
+    return error.abs().mean() + 4 * error.square().mean() + _gradient(error) + 0.5 * _gradient(half)
+
+
+def _gradient(x: Tensor) -> Tensor:
+    return (x[..., 1:] - x[..., :-1]).abs().mean() + (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
+
+
+def whole_loss(vae: PlateVAE, pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """The first phase's loss: reconstruction from a posterior sample + 1e-4 KL."""
+    mean, log_variance = vae.posterior(pixels)
+    noise = torch.randn(mean.shape, generator=generator)
+    output = vae.decoder(mean + torch.exp(0.5 * log_variance) * noise)
+    kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
+    return reconstruction_loss(output, pixels) + 1e-4 * kl
+
+
+def decoder_loss(vae: PlateVAE, pixels: Tensor, generator: torch.Generator, noise: float) -> Tensor:
+    """The second phase's loss: latents with noise of U(0, `noise`) standard deviations on half of the crops."""
+    with torch.no_grad():
+        mean, _ = vae.posterior(pixels)
+        level = torch.rand(len(mean), 1, 1, 1, generator=generator) * noise
+        level[::2] = 0
+        latents = mean + level * vae.latent_std.view(1, -1, 1, 1) * torch.randn(mean.shape, generator=generator)
+    return reconstruction_loss(vae.decoder(latents), pixels)
+
+
+def measure_latents(vae: PlateVAE, random: np.random.Generator, count: int = 256) -> None:
+    """Set `latent_mean` and `latent_std` from whole scenes."""
+    scenes = np.stack([render(training_sample(random).scene) for _ in range(count)])
+    pixels = torch.from_numpy(scenes).permute(0, 3, 1, 2).float() / 127.5 - 1
+    with torch.no_grad():
+        mean = torch.cat([vae.posterior(part)[0] for part in pixels.split(32)])
+    vae.latent_mean.copy_(mean.mean((0, 2, 3)))
+    vae.latent_std.copy_(mean.std((0, 2, 3)))
+
+
+def decibels(vae: PlateVAE, random: np.random.Generator, count: int = 64) -> float:
+    """Mean PSNR of round trips of whole scenes."""
+    scenes = np.stack([render(training_sample(random).scene) for _ in range(count)])
+    pixels = torch.from_numpy(scenes).permute(0, 3, 1, 2).float() / 127.5 - 1
+    with torch.no_grad():
+        output = torch.cat([vae.decoder(vae.posterior(part)[0]) for part in pixels.split(16)]).clamp(-1, 1)
+    return float((10 * torch.log10(4 / (output - pixels).square().mean((1, 2, 3)))).mean())
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Run both phases, resuming from the folder's checkpoint."""
+    log, path = Log(arguments.run), arguments.run / "state.safetensors"
+    vae = PlateVAE(PlateVAEConfig()).to(memory_format=torch.channels_last)
+    total, first = arguments.steps + arguments.decoder_steps, arguments.steps
+    step = 0
+    if arguments.start is not None:
+        vae.load_state_dict(load_file(arguments.start))
+    optimiser = torch.optim.AdamW(vae.parameters(), lr=arguments.rate, betas=(0.9, 0.99), weight_decay=1e-4)
+    if path.exists():
+        state, step = load_state(path)
+        vae.load_state_dict(state["vae"])
+        restore_optimiser(optimiser, state["optimiser"])
+    average = 0.0
+    while step < total:
+        random, generator = np.random.default_rng((arguments.seed, step)), torch.Generator().manual_seed(step)
+        pixels = crops(random, arguments.batch).contiguous(memory_format=torch.channels_last)
+        if step == first:
+            if arguments.start is None:
+                measure_latents(vae, random)
+            vae.encoder.requires_grad_(False)
+            optimiser = torch.optim.AdamW(vae.decoder.parameters(), lr=arguments.rate, betas=(0.9, 0.99), weight_decay=1e-4)
+        in_second = step >= first
+        local, length = (step - first, arguments.decoder_steps) if in_second else (step, first)
+        for group in optimiser.param_groups:
+            group["lr"] = arguments.rate * learning_rate(local, total=length, warm_up=50, decay_share=0.6)
+        loss = decoder_loss(vae, pixels, generator, arguments.noise) if in_second else whole_loss(vae, pixels, generator)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        optimiser.step()
+        step += 1
+        average = 0.98 * average + 0.02 * loss.item() if average else loss.item()
+        if step % 100 == 0 or step == total:
+            log.write(step=step, loss=round(average, 5), decibels=round(decibels(vae, np.random.default_rng(1)), 2))
+            save_state(path, {"vae": vae.state_dict(), "optimiser": optimiser_state(optimiser)}, step=step)
+    save_file({k: v.contiguous() for k, v in vae.state_dict().items()}, arguments.run / "vae.safetensors")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="folder for the log, the checkpoint and vae.safetensors")
+    parser.add_argument("--start", type=Path, help="begin from these weights")
+    parser.add_argument("--steps", type=int, default=1600, help="steps of the whole autoencoder")
+    parser.add_argument("--decoder-steps", type=int, default=3000, help="steps of the decoder alone, after it")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=1.5e-3)
+    parser.add_argument("--noise", type=float, default=0.15)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    train(arguments)
+
+
+if __name__ == "__main__":
+    main()

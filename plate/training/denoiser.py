@@ -1,0 +1,303 @@
+"""Train the denoiser on encoded scenes, on the states of the finished language model.
+
+    python -m calotype.plate.training.denoiser --run runs/denoiser --latents runs/latents --language runs/language --steps 5000 --processes 2
+
+Flow matching with sigma from a logit-normal (85 %) or uniform (15 %) distribution; captions are dropped one time in ten. An auxiliary head on the
+middle of the stack names the object on each picture token (weight 0.1); it is not shipped. Muon on the matrices of the blocks, AdamW on the
+rest, an exponential moving average of the weights. Processes on one machine average their gradients through gloo.
+"""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+
+from ...core.attention.base import AttentionSelector
+from ...core.attention.reference import ReferenceAttention
+from ...core.stream import Block, BlockInputs, Cache, Stream
+from ...denoisers.plate import PlateDenoiser, PlateDenoiserConfig, text_mask
+from ...language.model import LanguageModel
+from ...language.tokenizer import Tokenizer
+from .latents import read_shard
+from .objects import object_names
+from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
+from .muon import Muon
+
+LAYER = 2  # of the language model, before the final norm
+MAX_TOKENS = 32
+DROPPED = 0.1
+BACKGROUND_WEIGHT = 0.15
+
+
+class Trainee(nn.Module):
+    """The denoiser with its auxiliary head."""
+
+    def __init__(self, config: PlateDenoiserConfig) -> None:
+        super().__init__()
+        self.denoiser = PlateDenoiser(config)
+        self.head = nn.Linear(config.width, len(object_names()) + 1)
+        self.tap = config.layers // 2
+
+    def forward(self, x: Tensor, sigma: Tensor, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Slopes [B, C, F, h, w] and class scores [B, N, classes] for latents at sigma [B]."""
+        model, attention = self.denoiser, AttentionSelector(backends=(ReferenceAttention(),))
+        shape = tuple(x.shape)
+        modulation, final = model.modulations(sigma)
+        inputs = BlockInputs(
+            rotary=model.rotary_tables(shape, states),
+            mask=text_mask(lengths, states.shape[1], model.num_image_tokens(shape)),
+            attention=attention,
+            modulation=modulation,
+        )
+        middle: list[Tensor] = []
+
+        def runner(blocks: Sequence[Block], stream: Stream, prepared: BlockInputs, cache: Cache) -> Stream:
+            for index, block in enumerate(blocks):
+                stream = block(stream, prepared, cache, index)
+                if index + 1 == self.tap:
+                    middle.append(stream.x[:, : model.num_image_tokens(shape)])
+            return stream
+
+        text = model.refine_text(states, lengths, attention)
+        slope = model.velocity(x, text, model.position_embedding(shape, x.device), inputs, final, runner)
+        return slope, self.head(middle[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """All encoded scenes: latents [N, C, h, w], classes [N, 8, 8], token ids per caption."""
+
+    latents: Tensor
+    classes: Tensor
+    ids: list[list[int]]
+
+
+def load_data(folder: Path, tokenizer: Tokenizer, shards: int) -> Data:
+    """The first `shards` shards of a folder."""
+    parts = [read_shard(path) for path in sorted(folder.glob("latents-*.safetensors"))[:shards]]
+    if not parts:
+        raise FileNotFoundError(f"no latents-*.safetensors in {folder}")
+    return Data(
+        latents=torch.cat([part.latents for part in parts]),
+        classes=torch.cat([part.classes for part in parts]),
+        ids=[tokenizer.encode_prompt(caption)[:MAX_TOKENS] for part in parts for caption in part.captions],
+    )
+
+
+def batches(data: Data, size: int, seed: int, first: int) -> Iterator[list[int]]:
+    """Endless batches of indices, from batch number `first` on; captions of one batch have similar lengths."""
+    per_epoch = len(data.ids) // size
+    number = first
+    while True:
+        random = np.random.default_rng((seed, number // per_epoch))
+        order = random.permutation(len(data.ids))
+        groups: list[list[int]] = []
+        for start in range(0, len(order), size * 16):
+            chunk = sorted((int(i) for i in order[start : start + size * 16]), key=lambda i: len(data.ids[i]))
+            groups += [chunk[n : n + size] for n in range(0, len(chunk) - size + 1, size)]
+        random.shuffle(groups)
+        for group in groups[number % per_epoch :]:
+            yield group
+            number += 1
+        number = (number // per_epoch + 1) * per_epoch if number % per_epoch else number
+
+
+def padded_ids(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Token ids [B, L] padded with 0, and lengths [B]."""
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row)
+    return ids, lengths
+
+
+def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
+    """Noise levels [count]: logit-normal 85 %, uniform 15 %."""
+    normal = torch.sigmoid(torch.randn(count, generator=generator))
+    uniform = torch.rand(count, generator=generator)
+    return torch.where(torch.rand(count, generator=generator) < 0.15, uniform, normal)
+
+
+def losses(trainee: Trainee, language: LanguageModel, data: Data, rows: list[int], seed: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The flow-matching loss and the auxiliary loss of one batch."""
+    generator = torch.Generator().manual_seed(seed[0] * 1000003 + seed[1])
+    drop = torch.rand(len(rows), generator=generator) < DROPPED
+    ids, lengths = padded_ids([[1, 2] if gone else data.ids[row] for row, gone in zip(rows, drop.tolist(), strict=True)])
+    with torch.no_grad():
+        states = language.hidden_states(ids, lengths, layer=LAYER, normed=False)
+    clean = data.latents[rows].float()[:, :, None]
+    noise = torch.randn(clean.shape, generator=generator)
+    sigma = random_sigmas(len(rows), generator)
+    level = sigma.view(-1, 1, 1, 1, 1)
+    slope, scores = trainee((1 - level) * clean + level * noise, sigma, states, lengths)
+    flow = functional.mse_loss(slope, noise - clean)
+    classes = data.classes[rows].flatten(1).long()
+    weight = torch.ones(scores.shape[-1])
+    weight[-1] = BACKGROUND_WEIGHT
+    return flow, functional.cross_entropy(scores.flatten(0, 1), classes.flatten(), weight=weight)
+
+
+def make_optimisers(trainee: Trainee, arguments: argparse.Namespace) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Muon for the matrices of the blocks, AdamW for the rest, each with its peak rate."""
+    matrices, parts, rest = [], [], []
+    for name, parameter in trainee.named_parameters():
+        if "blocks." in name and parameter.dim() == 2:
+            matrices.append(parameter)
+            parts.append(3 if ".qkv." in name else 2 if ".gate_up." in name else 1)
+        else:
+            rest.append(parameter)
+    return [
+        (Muon(matrices, parts, lr=arguments.muon_rate), arguments.muon_rate),
+        (torch.optim.AdamW(rest, lr=arguments.rate, betas=(0.9, 0.98), weight_decay=0.0), arguments.rate),
+    ]
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One process's part of a training run."""
+
+    arguments: argparse.Namespace
+    rank: int
+    trainee: Trainee
+    average: dict[str, Tensor]
+    step: int = 0
+
+    def save(self, optimisers: list[tuple[torch.optim.Optimizer, float]]) -> None:
+        """Write the checkpoint and the averaged weights."""
+        state = {
+            "trainee": self.trainee.state_dict(),
+            "average": self.average,
+            "optimisers": {str(n): optimiser_state(optimiser) for n, (optimiser, _) in enumerate(optimisers)},
+        }
+        folder: Path = self.arguments.run
+        save_state(folder / "state.safetensors", state, step=self.step)
+        weights = {k.removeprefix("denoiser."): v for k, v in self.average.items() if k.startswith("denoiser.")}
+        save_file(weights, folder / "denoiser.part")
+        os.replace(folder / "denoiser.part", folder / "denoiser.safetensors")
+
+    def update_average(self) -> None:
+        """One step of the moving average."""
+        decay = min(self.arguments.average, (1 + self.step) / (10 + self.step))
+        for name, value in self.trainee.state_dict().items():
+            self.average[name].lerp_(value, 1 - decay)
+
+
+def start_run(arguments: argparse.Namespace, rank: int) -> tuple[Run, list[tuple[torch.optim.Optimizer, float]]]:
+    """A new run, one from given weights, or the one that the folder's checkpoint continues."""
+    torch.manual_seed(arguments.seed)
+    trainee = Trainee(PlateDenoiserConfig())
+    initialise(trainee)
+    if arguments.start is not None:
+        trainee.denoiser.load_state_dict(load_file(arguments.start))
+    run = Run(arguments=arguments, rank=rank, trainee=trainee, average={})
+    optimisers = make_optimisers(trainee, arguments)
+    path: Path = arguments.run / "state.safetensors"
+    if path.exists():
+        state, run.step = load_state(path)
+        trainee.load_state_dict(state["trainee"])
+        run.average = state["average"]
+        for n, (optimiser, _) in enumerate(optimisers):
+            restore_optimiser(optimiser, state["optimisers"][str(n)])
+    else:
+        run.average = {name: value.clone() for name, value in trainee.state_dict().items()}
+    return run, optimisers
+
+
+def initialise(trainee: Trainee) -> None:
+    """Gates begin at 0, outputs at 0, so that the first slopes are 0."""
+    for linear in trainee.denoiser.modulation:
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        width = trainee.denoiser.config.width
+        linear.bias.data[width : 2 * width] = 1.0
+        linear.bias.data[3 * width :] = 1.0
+    for module in (trainee.denoiser.final_modulation, trainee.denoiser.output):
+        nn.init.zeros_(module.weight)
+        nn.init.zeros_(module.bias)
+
+
+def train(rank: int, arguments: argparse.Namespace) -> None:
+    """One process of the run."""
+    torch.set_num_threads(max(1, arguments.threads // arguments.processes))
+    if arguments.processes > 1:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(arguments.port)}
+        distributed.init_process_group("gloo", rank=rank, world_size=arguments.processes)
+    tokenizer = Tokenizer.from_file(arguments.language / "tokenizer.json")
+    language = LanguageModel.plate()
+    language.load_state_dict(load_file(arguments.language / "language.safetensors"))
+    data = load_data(arguments.latents, tokenizer, arguments.shards)
+    run, optimisers = start_run(arguments, rank)
+    log = Log(arguments.run) if rank == 0 else None
+    share = arguments.batch // arguments.processes
+    stream = batches(data, arguments.batch, arguments.seed, run.step)
+    means = [0.0, 0.0]
+    while run.step < arguments.steps:
+        rows = next(stream)[rank * share : (rank + 1) * share]
+        flow, auxiliary = losses(run.trainee, language, data, rows, (arguments.seed + rank * 7919, run.step))
+        for optimiser, _ in optimisers:
+            optimiser.zero_grad(set_to_none=False)
+        (flow + arguments.auxiliary * auxiliary).backward()
+        average_gradients(run.trainee, arguments.processes)
+        torch.nn.utils.clip_grad_norm_(run.trainee.parameters(), 1.0)
+        factor = learning_rate(run.step, total=arguments.steps, warm_up=60, decay_share=arguments.decay)
+        for optimiser, peak in optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = peak * factor
+            optimiser.step()
+        run.step += 1
+        run.update_average()
+        means = [0.98 * m + 0.02 * v.item() if run.step > 1 and m else v.item() for m, v in zip(means, (flow, auxiliary), strict=True)]
+        if log is not None and run.step % 20 == 0:
+            log.write(step=run.step, flow=round(means[0], 5), auxiliary=round(means[1], 4), rate=round(factor, 4))
+        if rank == 0 and (run.step % arguments.save_every == 0 or run.step == arguments.steps):
+            run.save(optimisers)
+
+
+def average_gradients(module: nn.Module, processes: int) -> None:
+    """Average all gradients over the processes, in one message."""
+    if processes == 1:
+        return
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in gradients])
+    distributed.all_reduce(flat)
+    flat /= processes
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="folder for the log, the checkpoint and denoiser.safetensors")
+    parser.add_argument("--latents", type=Path, required=True)
+    parser.add_argument("--language", type=Path, required=True, help="folder with language.safetensors and tokenizer.json")
+    parser.add_argument("--start", type=Path, help="begin from these weights")
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--shards", type=int, default=20)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--muon-rate", type=float, default=0.02)
+    parser.add_argument("--decay", type=float, default=0.6, help="share of the steps over which the rates fall to zero")
+    parser.add_argument("--average", type=float, default=0.998)
+    parser.add_argument("--auxiliary", type=float, default=0.1)
+    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--port", type=int, default=29501)
+    arguments = parser.parse_args()
+    if arguments.processes == 1:
+        train(0, arguments)
+    else:
+        torch.multiprocessing.spawn(train, (arguments,), arguments.processes)
+
+
+if __name__ == "__main__":
+    main()
