@@ -1,0 +1,1 @@
+"""Denoisers: what they are told, how they are guided, one file per family."""

@@ -1,0 +1,160 @@
+"""Guidance: how the slopes of a prompt, and of what to stay away from, become the one slope a sampler follows.
+
+Each guidance owns its forwards: `bind` prepares the denoiser once, and returns the slope for a whole run.
+
+Legend: B rows, C latent channels, F frames, h w latent cells; c, u the conditional and unconditional slope.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..core.attention.base import AttentionSelector
+from ..core.stream import Runner, run_blocks
+from ..schedulers.base import Point, Slope
+from .base import Conditioning, Denoiser, Prepared, Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What every guidance needs besides the denoiser and the prompt: the latents' shape [B, C, F, h, w], all points, how to compute."""
+
+    shape: tuple[int, ...]
+    evaluations: Sequence[Point]
+    attention: AttentionSelector
+    runner: Runner = run_blocks
+
+
+class Guidance(Protocol):
+    """Chooses which forwards a run makes, and combines them."""
+
+    @property
+    def needs_negative(self) -> bool:
+        """Whether `bind` wants `prompt.negative`."""
+        ...
+
+    def bind[P: Prepared](self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slope:
+        """The slope that the sampler follows, for rows as in `prompt`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Unguided:
+    """One conditional pass."""
+
+    @property
+    def needs_negative(self) -> bool:
+        """Never."""
+        return False
+
+    def bind[P: Prepared](self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slope:
+        """c."""
+        return _forward(denoiser, prompt.positive, run, run.evaluations)
+
+
+@dataclass(frozen=True)
+class ClassifierFree:
+    """u + scale (c - u) (Ho and Salimans 2022).
+
+    `batched`: both passes as one batch of 2B rows, else one after the other; the same within rounding. `interval`: guide only where the
+    noise's share sigma / (alpha + sigma) lies in it, both ends included, and take c elsewhere (Kynkaanniemi et al. 2024); an interval
+    whose start is not below its end is empty. `rescale`: mix in, by this share, the result rescaled per row to the standard deviation of
+    c (Lin et al. 2023, section 3.4).
+
+    Scale 1 runs the conditional pass alone, scale 0 without rescale the unconditional one alone, bit-identical to `Unguided`.
+    """
+
+    scale: float
+    batched: bool = True
+    interval: tuple[float, float] = (0.0, 1.0)
+    rescale: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.scale):
+            raise ValueError(f"guidance scale is {self.scale}; it must be a finite number")
+        if not 0.0 <= self.rescale <= 1.0:
+            raise ValueError(f"guidance rescale is {self.rescale}; it must be from 0 to 1")
+        if len(self.interval) != 2 or not all(0.0 <= end <= 1.0 for end in self.interval):
+            raise ValueError(f"guidance interval is {self.interval}; it takes a start and an end, each from 0 to 1")
+
+    @property
+    def needs_negative(self) -> bool:
+        """Unless every pass is the conditional one."""
+        return self.scale != 1.0 and self.interval[0] < self.interval[1]
+
+    def bind[P: Prepared](self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slope:
+        """The guided slope.
+
+        Raises:
+            ValueError: the unconditional pass is needed and the prompt has no negative.
+        """
+        guided = [point for point in run.evaluations if self.guides(point)]
+        if not guided:
+            return _forward(denoiser, prompt.positive, run, run.evaluations)
+        if prompt.negative is None:
+            raise ValueError(f"guidance at scale {self.scale} needs a negative prompt's conditioning as well")
+        inside = self._inside(denoiser, prompt.positive, prompt.negative, run, guided)
+        plain = [point for point in run.evaluations if not self.guides(point)]
+        if not plain:
+            return inside
+        outside = _forward(denoiser, prompt.positive, run, plain)
+
+        def slope(x: Tensor, point: Point) -> Tensor:
+            return inside(x, point) if self.guides(point) else outside(x, point)
+
+        return slope
+
+    def guides(self, point: Point) -> bool:
+        """Whether anything but the conditional pass happens at `point`."""
+        start, end = self.interval
+        return self.needs_negative and start <= point.sigma / (point.alpha + point.sigma) <= end
+
+    def combine(self, c: Tensor, u: Tensor) -> Tensor:
+        """The guided slope of c and u, each [B, C, F, h, w]."""
+        guided = u + self.scale * (c - u)
+        return rescaled(guided, c, self.rescale) if self.rescale else guided
+
+    def _inside[P: Prepared](
+        self, denoiser: Denoiser[P], positive: Conditioning, negative: Conditioning, run: Run, points: Sequence[Point]
+    ) -> Slope:
+        if self.scale == 0.0 and self.rescale == 0.0:
+            return _forward(denoiser, negative, run, points)
+        if self.batched:
+            return self._paired(denoiser, positive, negative, run, points)
+        conditional = _forward(denoiser, positive, run, points)
+        unconditional = _forward(denoiser, negative, run, points)
+        return lambda x, point: self.combine(conditional(x, point), unconditional(x, point))
+
+    def _paired[P: Prepared](
+        self, denoiser: Denoiser[P], positive: Conditioning, negative: Conditioning, run: Run, points: Sequence[Point]
+    ) -> Slope:
+        both = Conditioning.concatenate((positive, negative))
+        doubled = Run(
+            shape=(2 * run.shape[0], *run.shape[1:]), evaluations=points, attention=run.attention, runner=run.runner
+        )
+        forward = _forward(denoiser, both, doubled, points)
+
+        def slope(x: Tensor, point: Point) -> Tensor:
+            c, u = forward(torch.cat((x, x)), point).chunk(2)
+            return self.combine(c, u)
+
+        return slope
+
+
+def rescaled(guided: Tensor, c: Tensor, share: float) -> Tensor:
+    """(1 - share) guided + share guided std(c) / std(guided), per row; a row without deviation stays as it is."""
+    axes = tuple(range(1, guided.ndim))
+    wanted, found = c.std(axes, keepdim=True), guided.std(axes, keepdim=True)
+    factor = torch.where(found > 0, wanted / found, torch.ones_like(found))
+    return guided * (1.0 - share + share * factor)
+
+
+def _forward[P: Prepared](
+    denoiser: Denoiser[P], conditioning: Conditioning, run: Run, points: Sequence[Point]
+) -> Slope:
+    prepared = denoiser.prepare(conditioning, run.shape, points, attention=run.attention, runner=run.runner)
+    return lambda x, point: denoiser.slope(x, prepared, point)
