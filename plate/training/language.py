@@ -27,7 +27,7 @@ from .tokenizer import BOS, EOS, EXPAND, PAD, VOCAB_SIZE
 IGNORED = -100  # the label of a token that is not learnt
 EXPANDED_SHARE = 1 / 3
 BARE_SHARE = 0.08  # of plain captions lose their articles
-_BUCKETS = 4  # one batch is made of this many groups of like length
+_BUCKETS = 2  # one batch is made of this many groups of like length
 
 
 def language_config() -> LanguageModelConfig:
@@ -136,7 +136,7 @@ def train(arguments: argparse.Namespace) -> None:
     while step < arguments.steps:
         batches = sequences.batches(np.random.default_rng((arguments.seed, step)), arguments.batch)
         for group in optimiser.param_groups:
-            group["lr"] = arguments.rate * learning_rate(step, total=arguments.steps, warm_up=50, decay_share=0.6)
+            group["lr"] = arguments.rate * learning_rate(step, total=arguments.steps, warm_up=40, decay_share=0.6)
         optimiser.zero_grad(set_to_none=True)
         loss = mean_loss(model, batches, backward=True)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -155,11 +155,11 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="folder with tokenizer.json, for the log, the checkpoint and the weights")
-    parser.add_argument("--steps", type=int, default=1400)
-    parser.add_argument("--batch", type=int, default=96)
+    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--test", type=int, default=256, help="sequences of the test loss")
-    parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
-    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()

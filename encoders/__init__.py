@@ -1,0 +1,1 @@
+"""Text encoders: from prompts to the states that denoisers attend to."""

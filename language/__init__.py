@@ -1,0 +1,1 @@
+"""Language models: the text path of multimodal models, and what their text encoders read."""
