@@ -1,0 +1,32 @@
+"""One file per sampler, and their names."""
+
+from collections.abc import Callable
+
+from ..base import Sampler
+from .dpmpp_2m import DPMPP2M
+from .euler import Euler
+from .euler_ancestral import EulerAncestral
+from .heun import Heun
+
+__all__ = ["DPMPP2M", "Euler", "EulerAncestral", "Heun", "sampler_by_name", "sampler_names"]
+
+
+def sampler_by_name(name: str) -> Sampler:
+    """The sampler of that name, with its defaults.
+
+    Raises:
+        ValueError: there is none; the message lists the names.
+    """
+    makers = _makers()
+    if name not in makers:
+        raise ValueError(f"unknown sampler {name!r}: known are {', '.join(makers)}")
+    return makers[name]()
+
+
+def sampler_names() -> tuple[str, ...]:
+    """Every name that `sampler_by_name` knows."""
+    return tuple(_makers())
+
+
+def _makers() -> dict[str, Callable[[], Sampler]]:
+    return {"euler": Euler, "heun": Heun, "dpmpp_2m": DPMPP2M, "euler_ancestral": EulerAncestral}
