@@ -1,11 +1,11 @@
 """What schedules, samplers and their callers pass to each other.
 
-On both paths `x = alpha x0 + sigma noise`: flow has alpha = 1 - sigma, exploding has alpha = 1. A slope is dx/dsigma (flow: noise - x0,
-exploding: noise), so `x0 = x - sigma slope` on both. Latents are float32 [B, C, F, H, W].
+On both paths `x = alpha x0 + sigma noise`: flow has alpha = 1 - sigma, exploding has alpha = 1. A slope is dx/dsigma
+(flow: noise - x0, exploding: noise), so `x0 = x - sigma slope` on both. Latents are float32 [B, C, F, H, W].
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
 
@@ -17,7 +17,10 @@ Path = Literal["flow", "exploding"]
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One place on a schedule: `index` in the full schedule, noise level `sigma`, data level `alpha`, and `time`, what the model is told."""
+    """One place on a schedule.
+
+    `index` in the full schedule, noise level `sigma`, data level `alpha`, and `time`, what the model is told.
+    """
 
     index: int
     sigma: float
@@ -31,10 +34,13 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """An immutable table of points, sigma strictly falling; the last sigma is 0 unless the schedule ends early. Step i goes from point i to i + 1.
+    """An immutable table of points, sigma strictly falling; the last sigma is 0 unless the schedule ends early.
+
+    Step i goes from point i to point i + 1.
 
     Raises:
-        ValueError: fewer than two points, a sigma that does not fall, is not finite or lies outside the path's range, or an alpha that is not the path's.
+        ValueError: fewer than two points, a sigma that does not fall, is not finite or lies outside the path's range,
+            or an alpha that is not the path's.
     """
 
     points: tuple[Point, ...]
@@ -44,11 +50,13 @@ class Schedule:
         """Check the table."""
         if len(self.points) < 2:
             raise ValueError(f"a schedule needs at least two points (one step), got {len(self.points)}")
-        _check_sigmas(self.sigmas, self.path)
+        check_sigmas(self.sigmas, self.path)
         for point in self.points:
             alpha = 1.0 - point.sigma if self.path == "flow" else 1.0
             if not math.isclose(point.alpha, alpha, abs_tol=1e-6):
-                raise ValueError(f"alpha at sigma {point.sigma:g} must be {alpha:g} on the {self.path} path, got {point.alpha:g}")
+                raise ValueError(
+                    f"alpha at sigma {point.sigma:g} must be {alpha:g} on the {self.path} path, got {point.alpha:g}"
+                )
 
     @property
     def num_steps(self) -> int:
@@ -78,7 +86,7 @@ class Schedule:
     def starting_at(self, strength: float) -> Self:
         """The last `int(num_steps * strength)` steps, at least one (image-to-image); points keep their index.
 
-        Start from `points[0].noised(x0, noise)`. Strength 0 also keeps one step: that it returns the input is the caller's case.
+        Start from `points[0].noised(x0, noise)`. Strength 0 also keeps one step: returning the input is the caller's case.
 
         Raises:
             ValueError: strength outside [0, 1].
@@ -115,7 +123,10 @@ class Noise(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class State:
-    """Enough to go on after a step, in another process: steps already done, latents, the sampler's history, generator states. Plain data."""
+    """Enough to go on after a step, in another process.
+
+    `index` steps are done; `latents` after them; the sampler's `history`; one generator state per row in `noise`.
+    """
 
     index: int
     latents: Tensor
@@ -137,9 +148,16 @@ class State:
             ValueError: a name is missing or unknown.
         """
         history, noise = _numbered(tensors, "history"), _numbered(tensors, "noise")
-        expected = {"index", "latents", *(f"history.{i}" for i in range(len(history))), *(f"noise.{b}" for b in range(len(noise)))}
+        expected = {
+            "index",
+            "latents",
+            *(f"history.{i}" for i in range(len(history))),
+            *(f"noise.{b}" for b in range(len(noise))),
+        }
         if expected != set(tensors):
-            raise ValueError(f"not a sampler state: missing {sorted(expected - set(tensors))}, unknown {sorted(set(tensors) - expected)}")
+            raise ValueError(
+                f"not a sampler state: missing {sorted(expected - set(tensors))}, unknown {sorted(set(tensors) - expected)}"
+            )
         return cls(index=int(tensors["index"]), latents=tensors["latents"], history=history, noise=noise)
 
 
@@ -147,8 +165,9 @@ class State:
 class Step:
     """What a sampler yields after each step.
 
-    `index` counts from 0 to `total` - 1; `latents` are at noise level `sigma` (0 after the last step of a full schedule); `denoised` is the x0
-    predicted where the step began; `state` resumes after it. `chunk` counts the chunks of causal video. Do not write into the tensors.
+    `index` counts from 0 to `total` - 1; `latents` are at noise level `sigma` (0 after the last step of a full
+    schedule); `denoised` is the x0 predicted where the step began; `state` resumes after it. `chunk` counts the chunks
+    of causal video. Do not write into the tensors.
     """
 
     index: int
@@ -172,16 +191,23 @@ class Sampler(Protocol):
         """Every point that the slope will be asked at, in order, without repeats."""
         ...
 
-    def __call__(self, slope: Slope, x: Tensor, schedule: Schedule, noise: Noise, state: State | None = None) -> Iterator[Step]:
+    def __call__(
+        self, slope: Slope, x: Tensor, schedule: Schedule, noise: Noise, state: State | None = None
+    ) -> Iterator[Step]:
         """One step after another from `x` (at the schedule's first sigma), never writing into it.
 
-        With `state`, the rest of the run that saved it: its latents replace `x` (which still says shape and device) and `noise` is restored
-        from it. A ValueError where the state is not of this sampler, schedule or shape.
+        With `state`, the rest of the run that saved it: its latents replace `x` (which still says shape and device) and
+        `noise` is restored from it. A ValueError where the state is not of this sampler, schedule or shape.
         """
         ...
 
 
-def _check_sigmas(sigmas: tuple[float, ...], path: Path) -> None:
+def check_sigmas(sigmas: Sequence[float], path: Path) -> None:
+    """Refuse sigmas that do not fall strictly or leave the path's range.
+
+    Raises:
+        ValueError: naming the first such value and its position.
+    """
     top = 1.0 if path == "flow" else math.inf
     for i, sigma in enumerate(sigmas):
         if not math.isfinite(sigma) or not 0.0 <= sigma <= top:

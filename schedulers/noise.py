@@ -7,13 +7,15 @@ from torch import Generator, Tensor
 
 
 class RowNoise:
-    """Standard normal float32 noise of `shape` [B, C, F, H, W], row b from source b only: a row of a batch has the bits of a run alone.
+    """Standard normal float32 noise of `shape` [B, C, F, H, W], row b from source b only.
 
-    A source is a seed or a CPU generator; a given generator is drawn from, and so advances (pass `clone_state()` to keep yours as it is).
-    Draws come in the order in which they are asked for: `draw()` for what precedes the sampler, then the sampler's own.
+    So a row of a batch has the bits of a run alone. A source is a seed or a CPU generator; a given generator is drawn
+    from, and so advances (pass its `clone_state()` to keep it as it is). Draws come in the order in which they are
+    asked for: `draw()` for what precedes the sampler, then the sampler's own.
 
     Raises:
-        ValueError: not one source per row, a seed outside 0..2**64 - 1, a generator that is not on the CPU or serves two rows.
+        ValueError: not one source per row, a seed outside 0..2**64 - 1, a generator that is not on the CPU or that
+            serves two rows.
     """
 
     def __init__(self, sources: Sequence[int | Generator], shape: Sequence[int]) -> None:
@@ -28,7 +30,9 @@ class RowNoise:
 
     def draw(self) -> Tensor:
         """The next draw of every row, [B, C, F, H, W] on the CPU."""
-        rows = [torch.randn(self._row_shape, generator=generator, dtype=torch.float32) for generator in self._generators]
+        rows = [
+            torch.randn(self._row_shape, generator=generator, dtype=torch.float32) for generator in self._generators
+        ]
         return torch.stack(rows)
 
     def __call__(self, i: int) -> Tensor:
@@ -38,7 +42,9 @@ class RowNoise:
             ValueError: step `i` or a later one has drawn already.
         """
         if i < self._next:
-            raise ValueError(f"step {i} asks for noise after step {self._next - 1} has drawn: start each run with its own noise")
+            raise ValueError(
+                f"step {i} asks for noise after step {self._next - 1} has drawn: start each run with its own noise"
+            )
         self._next = i + 1
         return self.draw()
 
@@ -62,7 +68,9 @@ class RowNoise:
 def _generator(source: int | Generator) -> Generator:
     if isinstance(source, Generator):
         if source.device.type != "cpu":
-            raise ValueError(f"generators must be on the CPU (the same noise on every device), got one on {source.device}")
+            raise ValueError(
+                f"generators must be on the CPU (the same noise on every device), got one on {source.device}"
+            )
         return source
     if not 0 <= source < 2**64:
         raise ValueError(f"seeds lie in 0..2**64 - 1, got {source}")

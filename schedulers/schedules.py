@@ -1,9 +1,12 @@
-"""Ways to make a schedule. Plain floats throughout; times are the sigmas (a family that tells its model something else replaces them)."""
+"""Ways to make a schedule, in plain floats.
+
+Times are the sigmas; a family that tells its model something else replaces them.
+"""
 
 import math
 from collections.abc import Sequence
 
-from .base import Path, Point, Schedule
+from .base import Path, Point, Schedule, check_sigmas
 
 
 def flow_schedule(num_steps: int, shift: float = 1.0) -> Schedule:
@@ -17,16 +20,20 @@ def flow_schedule(num_steps: int, shift: float = 1.0) -> Schedule:
 
 
 def flow_schedule_from_sigmas(sigmas: Sequence[float], shift: float = 1.0) -> Schedule:
-    """The given sigmas, strictly falling within 0..1, each shifted by `shift_sigma`; a final 0 is added where it is missing.
+    """The given sigmas, strictly falling within 0..1, each shifted by `shift_sigma`; a missing final 0 is added.
 
     Raises:
-        ValueError: sigmas that do not fall or leave the range (named with their position), none above 0, or a bad shift.
+        ValueError: a sigma that does not fall or leaves the range (named with its position), none above 0, a bad shift.
     """
-    return _from_sigmas([shift_sigma(float(sigma), shift) for sigma in sigmas], "flow")
+    given = [float(sigma) for sigma in sigmas]
+    check_sigmas(given, "flow")
+    return _from_sigmas([shift_sigma(sigma, shift) for sigma in given], "flow")
 
 
-def exploding_schedule(num_steps: int, sigma_min: float = 0.0292, sigma_max: float = 14.6146, rho: float = 7.0) -> Schedule:
-    """The sigmas of Karras et al. 2022 (https://arxiv.org/abs/2206.00364, equation 5), equal steps in sigma^(1/rho), then 0.
+def exploding_schedule(
+    num_steps: int, sigma_min: float = 0.0292, sigma_max: float = 14.6146, rho: float = 7.0
+) -> Schedule:
+    """Equal steps in sigma^(1/rho), then 0: Karras et al. 2022 (https://arxiv.org/abs/2206.00364, equation 5).
 
     The defaults are the range of Stable Diffusion 1 and XL.
 
@@ -60,11 +67,11 @@ def shift_sigma(sigma: float, shift: float) -> float:
     """
     if not 0.0 < shift < math.inf:
         raise ValueError(f"shift must be positive, got {shift:g}")
-    return shift * sigma / (1.0 + (shift - 1.0) * sigma)
+    return shift * sigma / (shift * sigma + (1.0 - sigma))  # written so that 0, 1 and a shift of 1 are exact
 
 
 def exponential_shift_sigma(sigma: float, mu: float) -> float:
-    """`e^mu / (e^mu + 1/sigma - 1)`: the shift as families write it that derive mu from the picture's size; `shift_sigma` with s = e^mu."""
+    """`e^mu / (e^mu + 1/sigma - 1)`, that is `shift_sigma` with s = e^mu: for families with mu from the picture's size."""
     return shift_sigma(sigma, math.exp(mu))
 
 

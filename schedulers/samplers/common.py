@@ -9,10 +9,10 @@ from ..base import Noise, Schedule, State, Step
 def begin(
     x: Tensor, schedule: Schedule, noise: Noise, state: State | None, num_history: int = 0
 ) -> tuple[Tensor, int, tuple[Tensor, ...]]:
-    """Float32 latents, the first step to take and the history, from the start or from `state` (which also restores `noise`).
+    """Float32 latents, the first step to take and the history: a new run, or `state`'s (which also restores `noise`).
 
     Raises:
-        ValueError: the state does not belong to this shape, schedule or sampler (`num_history` tensors of history).
+        ValueError: the state is not of this shape, schedule or sampler (which keeps `num_history` tensors of history).
     """
     if state is None:
         return x.to(torch.float32), 0, ()
@@ -21,7 +21,9 @@ def begin(
     if not 1 <= state.index <= schedule.num_steps:
         raise ValueError(f"the state was saved after step {state.index}, this schedule has 1..{schedule.num_steps}")
     if len(state.history) != num_history:
-        raise ValueError(f"the state holds {len(state.history)} tensors of history, this sampler keeps {num_history}: another one saved it")
+        raise ValueError(
+            f"the state holds {len(state.history)} tensors of history, this sampler keeps {num_history}: another one saved it"
+        )
     noise.restore(state.noise)
     latents, *history = (tensor.to(x.device, torch.float32) for tensor in (state.latents, *state.history))
     return latents, state.index, tuple(history)

@@ -22,7 +22,9 @@ class Euler:
         """Every point but the last."""
         return schedule.points[:-1]
 
-    def __call__(self, slope: Slope, x: Tensor, schedule: Schedule, noise: Noise, state: State | None = None) -> Iterator[Step]:
+    def __call__(
+        self, slope: Slope, x: Tensor, schedule: Schedule, noise: Noise, state: State | None = None
+    ) -> Iterator[Step]:
         """See `Sampler`."""
         x, first, _ = begin(x, schedule, noise, state)
         for i, p, q in schedule.steps(first):

@@ -12,9 +12,9 @@ from .common import begin, step_done
 
 @dataclass(frozen=True, kw_only=True)
 class EulerAncestral:
-    """An Euler step to a sigma below the next one, then noise up to it: `x' = scale (x + (down - sigma) slope) + up noise`.
+    """An Euler step to a sigma below the next one, then noise up to it.
 
-    `eta` in [0, 1] is the share of noise; 0 is Euler, bit for bit. The step to sigma 0 adds none.
+    `x' = scale (x + (down - sigma) slope) + up noise`, see `ancestral_step`. `eta` in [0, 1] is the share of noise; 0 is Euler, bit for bit. The step to sigma 0 adds none.
 
     Raises:
         ValueError: eta outside [0, 1].
@@ -36,7 +36,9 @@ class EulerAncestral:
         """Every point but the last."""
         return schedule.points[:-1]
 
-    def __call__(self, slope: Slope, x: Tensor, schedule: Schedule, noise: Noise, state: State | None = None) -> Iterator[Step]:
+    def __call__(
+        self, slope: Slope, x: Tensor, schedule: Schedule, noise: Noise, state: State | None = None
+    ) -> Iterator[Step]:
         """See `Sampler`."""
         x, first, _ = begin(x, schedule, noise, state)
         for i, p, q in schedule.steps(first):
@@ -50,7 +52,7 @@ class EulerAncestral:
 
 
 def ancestral_step(p: Point, q: Point, eta: float, path: Path) -> tuple[float, float, float]:
-    """`(down, scale, up)` such that noise at level sigma ends at level sigma' in the sum: `(scale down)^2 + up^2 = sigma'^2`, `scale alpha(down) = alpha'`.
+    """`(down, scale, up)` that end at the next point: `(scale down)^2 + up^2 = sigma'^2`, `scale alpha(down) = alpha'`.
 
     Exploding: `get_ancestral_step` of k-diffusion. Flow: ComfyUI's `sample_euler_ancestral_RF`.
     """
