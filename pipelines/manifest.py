@@ -7,11 +7,13 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
+
+from ..schedulers.base import Path, Point, Schedule
 
 Task = Literal["text-to-image", "image-to-image", "inpaint"]
 Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
@@ -25,9 +27,9 @@ class Manifest:
     `prompts`, `negative_prompts` and `seeds` hold one entry per picture of the batch, in the order of the result; `row` is this
     picture's place in it (None: all of them). The whole batch is kept because only the same batch is bit-equal when run again.
 
-    `weights` maps each file to its sha256, `sampler` and `guidance` are objects described by `describe`, `sigmas` is the whole
-    schedule with its end, `inputs` maps the name of every argument that is not text or a number ("image", "mask_image", "latents",
-    "conditioning") to its digest. Sizes are pixels.
+    `weights` maps each file to its sha256, `sampler` and `guidance` are objects described by `describe`, `path`, `sigmas` and
+    `times` are the whole schedule with its end, `inputs` maps the name of every argument that is not text or a number ("image", "mask_image", "latents",
+    "conditioning", "generator") to its digest. Sizes are pixels.
     """
 
     calotype: str
@@ -43,7 +45,9 @@ class Manifest:
     width: int
     height: int
     num_inference_steps: int
+    path: Path
     sigmas: tuple[float, ...]
+    times: tuple[float, ...]
     sampler: Mapping[str, Plain]
     guidance: Mapping[str, Plain]
     strength: float | None
@@ -67,8 +71,7 @@ class Manifest:
         seeds: Sequence[int],
         width: int,
         height: int,
-        num_inference_steps: int,
-        sigmas: Sequence[float],
+        schedule: Schedule,
         sampler: object,
         guidance: object,
         strength: float | None,
@@ -77,7 +80,10 @@ class Manifest:
         device: torch.device,
         attention: str,
     ) -> Self:
-        """A manifest of this process: versions and threads are filled in, `sampler` and `guidance` described."""
+        """A manifest of this process: versions and threads are filled in, `sampler` and `guidance` described.
+
+        `schedule` is the whole one, before `strength` shortens it.
+        """
         return cls(
             calotype=calotype_version(),
             torch=torch.__version__,
@@ -91,8 +97,10 @@ class Manifest:
             seeds=tuple(seeds),
             width=width,
             height=height,
-            num_inference_steps=num_inference_steps,
-            sigmas=tuple(sigmas),
+            num_inference_steps=schedule.num_steps,
+            path=schedule.path,
+            sigmas=schedule.sigmas,
+            times=tuple(point.time for point in schedule.points),
             sampler=describe(sampler),
             guidance=describe(guidance),
             strength=strength,
@@ -119,6 +127,17 @@ class Manifest:
         """This picture's own prompt (the first one's where the manifest stands for a whole batch)."""
         return self.prompts[self.row or 0]
 
+    @property
+    def schedule(self) -> Schedule:
+        """The whole schedule, as it was."""
+        on_flow = self.path == "flow"
+        pairs = zip(self.sigmas, self.times, strict=True)
+        points = (
+            Point(index=i, sigma=sigma, alpha=1.0 - sigma if on_flow else 1.0, time=time)
+            for i, (sigma, time) in enumerate(pairs)
+        )
+        return Schedule(points=tuple(points), path=self.path)
+
     def to_json(self) -> str:
         """One line of ASCII JSON; `seed` and `prompt` are written too, for people who read it."""
         own: dict[str, Any] = {} if self.row is None else {"prompt": self.prompt, "seed": self.seed}
@@ -136,7 +155,7 @@ class Manifest:
         missing, unknown = sorted(names - set(entries)), sorted(set(entries) - names - {"prompt", "seed"})
         if missing or unknown:
             raise ValueError(f"not a complete manifest: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
-        lists = {name: tuple(entries[name]) for name in ("prompts", "seeds", "sigmas")}
+        lists = {name: tuple(entries[name]) for name in ("prompts", "seeds", "sigmas", "times")}
         negative = entries["negative_prompts"]
         lists["negative_prompts"] = None if negative is None else tuple(negative)
         manifest = cls(**({name: entries[name] for name in names} | lists))
@@ -153,14 +172,16 @@ def describe(part: object) -> dict[str, Plain]:
     return described
 
 
-def digest_file(path: Path) -> str:
+def digest_file(path: FilePath) -> str:
     """sha256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_input(value: object) -> str:
-    """sha256 of a picture, array or tensor (its type of numbers, shape and values), or of a sequence of them."""
+    """sha256 of a picture (or a file that holds one), array or tensor: type of numbers, shape, values; or of a sequence of them."""
+    from .files import open_image
+
     digest = hashlib.sha256()
     if isinstance(value, list | tuple):
         for item in cast(Sequence[object], value):
@@ -168,6 +189,8 @@ def digest_input(value: object) -> str:
         return digest.hexdigest()
     import numpy
 
+    if isinstance(value, str | FilePath):
+        value = open_image(value)
     if isinstance(value, Tensor):
         stored = value.detach().cpu().contiguous()
         array = stored.view(torch.uint8).numpy() if stored.dtype is torch.bfloat16 else stored.numpy()

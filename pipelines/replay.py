@@ -1,0 +1,180 @@
+"""Making a picture again from the manifest in its file, and saying how close the two are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy
+
+from ..denoisers.guidance import ClassifierFree, Guidance, Unguided
+from ..schedulers import DPMPP2M, Euler, EulerAncestral, Heun, Sampler, Step
+from .files import manifest_of, open_image
+from .load import load
+from .manifest import Manifest, Plain, digest_input
+from .result import GRID_GAP, Result, grid
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from .base import Pipeline
+
+LOSSY = ("JPEG",)
+COMPARED = ("calotype", "torch", "python", "weights", "device", "dtype", "attention", "threads", "sigmas")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replay:
+    """A picture made again.
+
+    `image` is the new one and `result` the whole batch it came from; `largest_difference` to the file is in levels of 0..255;
+    `remarks` say, a line each, what was not the same in the two runs or in the file, and may explain a difference.
+    """
+
+    manifest: Manifest
+    result: Result
+    image: "Image"
+    largest_difference: int
+    remarks: tuple[str, ...]
+
+    @property
+    def bit_equal(self) -> bool:
+        """Whether every pixel is the same."""
+        return self.largest_difference == 0
+
+
+def replay(
+    path: str | Path,
+    *,
+    image: "Image | None" = None,
+    mask_image: "Image | None" = None,
+    pipeline: "Pipeline | None" = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> Replay:
+    """Runs a picture's manifest again and compares the pixels.
+
+    `image` and `mask_image`: the inputs of an image-to-image or inpainting run, the very same (their digests are checked).
+    `pipeline`: run on this one; default is to load the model that the manifest names.
+
+    Raises:
+        FileNotFoundError, ValueError: no such file, no manifest, an input missing or not the same one, or a run that cannot be repeated
+        from a file (precomputed latents or conditioning, a sampler or guidance of the user's own).
+    """
+    picture = open_image(path)
+    manifest = manifest_of(picture, path)
+    lossy = picture.format in LOSSY
+    remarks = [f"{picture.format} is lossy: pixels in the file differ from those that were made"] if lossy else []
+    columns = _columns(manifest, picture.size, path)
+    arguments = Arguments.of(manifest, image=image, mask_image=mask_image)
+    chosen = pipeline or load(manifest.model, device=manifest.device, dtype=manifest.dtype)
+    result = arguments.run(chosen, on_step)
+    images = result.pil()
+    again = grid(images, columns) if manifest.row is None else images[manifest.row]
+    return Replay(
+        manifest=manifest,
+        result=result,
+        image=again,
+        largest_difference=largest_difference(again, picture),
+        remarks=(*remarks, *changes(manifest, result.manifest)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """A manifest turned back into what a pipeline is called with."""
+
+    manifest: Manifest
+    sampler: Sampler
+    guidance: Guidance
+    image: "Image | None"
+    mask_image: "Image | None"
+
+    @classmethod
+    def of(cls, manifest: Manifest, *, image: "Image | None", mask_image: "Image | None") -> "Arguments":
+        """Checks that everything is there, before anything is loaded."""
+        given = {"image": image, "mask_image": mask_image}
+        _check_inputs(manifest, given)
+        return cls(
+            manifest=manifest,
+            sampler=cast(Sampler, rebuild(manifest.sampler, (Euler, Heun, DPMPP2M, EulerAncestral))),
+            guidance=cast(Guidance, rebuild(manifest.guidance, (Unguided, ClassifierFree))),
+            image=image,
+            mask_image=mask_image,
+        )
+
+    def run(self, pipeline: "Pipeline", on_step: Callable[[Step], None] | None) -> Result:
+        """The whole batch, again."""
+        manifest = self.manifest
+        return pipeline(
+            list(manifest.prompts),
+            negative_prompt=None if manifest.negative_prompts is None else list(manifest.negative_prompts),
+            width=manifest.width,
+            height=manifest.height,
+            schedule=manifest.schedule,
+            sampler=self.sampler,
+            guidance=self.guidance,
+            seed=list(manifest.seeds),
+            image=self.image,
+            mask_image=self.mask_image,
+            strength=manifest.strength,
+            on_step=on_step,
+        )
+
+
+def rebuild(description: Mapping[str, Plain], known: tuple[type, ...]) -> object:
+    """The object that `manifest.describe` described, if its class is one of `known`.
+
+    Raises:
+        ValueError: another class, or fields that it does not take.
+    """
+    classes = {each.__name__: each for each in known}
+    name = description.get("type")
+    if name not in classes:
+        raise ValueError(f"cannot replay a run with {name!r}: only {', '.join(classes)} can be made from a file")
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in description.items()}
+    try:
+        return classes[cast(str, name)](**{key: value for key, value in fields.items() if key != "type"})
+    except TypeError as error:
+        raise ValueError(f"cannot replay {name}: {error}") from None
+
+
+def largest_difference(a: "Image", b: "Image") -> int:
+    """The largest difference of any pixel's channel, in levels of 0..255; the pictures have one size."""
+    first, second = (numpy.asarray(each.convert("RGB"), dtype=numpy.int16) for each in (a, b))
+    return int(numpy.abs(first - second).max())
+
+
+def changes(then: Manifest, now: Manifest) -> tuple[str, ...]:
+    """What was not the same in two runs, a line each."""
+    before, after = vars(then), vars(now)
+    names = [name for name in COMPARED if before[name] != after[name]]
+    return tuple(
+        f"{name} differ" if name in ("weights", "sigmas") else f"{name} was {before[name]}, is now {after[name]}"
+        for name in names
+    )
+
+
+def _check_inputs(manifest: Manifest, given: Mapping[str, "Image | None"]) -> None:
+    for name in manifest.inputs:
+        if name not in given:
+            raise ValueError(f"cannot replay a run that was given {name}: the file holds only its digest")
+    for name, image in given.items():
+        wanted = manifest.inputs.get(name)
+        if wanted is None and image is not None:
+            raise ValueError(f"{name} was given, but this {manifest.task} run had none")
+        if wanted is not None and image is None:
+            raise ValueError(f"this {manifest.task} run needs its {name} (sha256 of the pixels: {wanted[:12]}...)")
+        if wanted is not None and digest_input(image) != wanted:
+            raise ValueError(f"this is not the {name} of that run (sha256 of the pixels: expected {wanted[:12]}...)")
+
+
+def _columns(manifest: Manifest, size: tuple[int, int], path: str | Path) -> int:
+    """How many pictures the file holds side by side: 1, or more for a grid."""
+    step_x, step_y = manifest.width + GRID_GAP, manifest.height + GRID_GAP
+    across, down = (size[0] + GRID_GAP) // step_x, (size[1] + GRID_GAP) // step_y
+    whole = (across * step_x - GRID_GAP, down * step_y - GRID_GAP) == size
+    count = 1 if manifest.row is not None else len(manifest.seeds)
+    if not whole or not (down - 1) * across < count <= down * across:
+        made = f"{count} of {manifest.width}x{manifest.height}"
+        raise ValueError(f"{path}: is {size[0]}x{size[1]}, its manifest says {made}: it was changed after it was made")
+    return across

@@ -1,0 +1,80 @@
+"""The command line: `calotype image | text | replay | models | doctor`.
+
+A mistake of the user's is one line on stderr and exit code 2; an interruption one line and 130. Nothing here imports torch before a
+command runs.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from . import doctor, image, models, replay, text
+from .common import Parser, complain
+
+COMMANDS = (image, text, replay, models, doctor)
+USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line (default: this process's) and returns its exit code."""
+    try:
+        return _run(build_parser().parse_args(arguments))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        complain(f"error: {_os_error(error)}")
+        return USER_ERROR
+    except (ValueError, ImportError) as error:
+        complain(f"error: {error}")
+        return USER_ERROR
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command; each leaves its function under `run`."""
+    parser = Parser(prog="calotype", description="Words to pictures and text, on this machine.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_to(commands)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    run: Callable[[argparse.Namespace], int] = options.run
+    code = run(options)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+        raise
+    return code
+
+
+def _version() -> str:
+    from .. import _version as version
+
+    return f"calotype {version.__version__}"
+
+
+def _os_error(error: OSError) -> str:
+    if error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
+def _drop_output() -> None:
+    """Points stdout at nothing, so that Python does not fail once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def entry() -> NoReturn:
+    """What the installed `calotype` script calls."""
+    sys.exit(main())

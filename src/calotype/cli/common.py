@@ -1,0 +1,121 @@
+"""What several commands share: the parser, messages, types of arguments, names of files, the progress bar."""
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from ..schedulers.base import Step
+
+Commands = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
+BAR_AFTER_SECONDS = 2.0
+MAX_SLUG = 60
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with mistakes as `ValueError` instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ValueError."""
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+class Progress:
+    """A bar on stderr for runs that last more than two seconds; call it with every step."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.started = time.perf_counter()
+        self.bar: tqdm[NoReturn] | None = None
+
+    def __call__(self, step: "Step") -> None:
+        """Shows `step.index + 1` of `step.total`."""
+        self.show(step.index + 1, step.total)
+
+    def show(self, done: int, total: int) -> None:
+        """Shows `done` of `total`."""
+        if self.bar is None and time.perf_counter() - self.started >= BAR_AFTER_SECONDS:
+            from tqdm import tqdm
+
+            self.bar = tqdm(desc=self.what, total=total, leave=False, disable=None, file=sys.stderr)
+        if self.bar is not None:
+            self.bar.update(done - self.bar.n)
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def complain(message: str) -> None:
+    """One line on stderr, whatever the message holds."""
+    print(f"calotype: {' '.join(message.split())}", file=sys.stderr)
+
+
+def warn(message: str) -> None:
+    """One warning on stderr."""
+    complain(f"warning: {message}")
+
+
+def size(text: str) -> tuple[int, int]:
+    """"128" or "128x160" as (width, height) in pixels."""
+    found = re.fullmatch(r"(\d+)(?:[xX*](\d+))?", text.strip())
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: expected pixels as 128, or WIDTHxHEIGHT as 128x160")
+    return int(found[1]), int(found[2] or found[1])
+
+
+def count(text: str) -> int:
+    """A whole number from 1 up."""
+    if not re.fullmatch(r"\d+", text.strip()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def words(parts: list[str], what: str = "prompt") -> str:
+    """The words of a prompt joined; they need no quotes in the shell."""
+    joined = " ".join(parts).strip()
+    if not joined:
+        raise ValueError(f"the {what} is empty: say in a few words what you want, as in: a fox on a beach")
+    if not joined.isprintable() and "\udc80" <= max(joined) <= "\udcff":
+        raise ValueError(f"the {what} is not valid text in this terminal's encoding: {ascii(joined)}")
+    return joined
+
+
+def free_names(folder: Path, prompt: str, number: int) -> tuple[Path, ...]:
+    """The first `number` names made of the prompt that are not taken: a-fox.png, a-fox-2.png, a-fox-3.png, ..."""
+    slug = re.sub(r"[\W_]+", "-", prompt.lower()).strip("-")[:MAX_SLUG].rstrip("-") or "image"
+    names: list[Path] = []
+    n = 1
+    while len(names) < number:
+        path = folder / (f"{slug}.png" if n == 1 else f"{slug}-{n}.png")
+        if not path.exists():
+            names.append(path)
+        n += 1
+    return tuple(names)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """--model, --device, --dtype, --threads."""
+    parser.add_argument("--model", metavar="SOURCE", help="what to load (default: the bundled model; see calotype models)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: what the model runs best on)")
+    parser.add_argument("--dtype", help="float32, bfloat16, ... (default: the model's own for the device)")
+    add_threads_option(parser)
+
+
+def add_threads_option(parser: argparse.ArgumentParser) -> None:
+    """--threads."""
+    parser.add_argument("--threads", type=count, help="CPU threads (default: torch's choice)")
+
+
+def use_threads(threads: int | None) -> None:
+    """Lets torch compute on this many CPU threads."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)

@@ -1,0 +1,129 @@
+"""`calotype image PROMPT`: a picture of what the words say."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .common import Commands, Progress, add_model_options, count, free_names, size, use_threads, warn, words
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from ..pipelines.result import Result
+
+EXAMPLES = """\
+examples:
+  calotype image a red apple on a table
+  calotype image "a fox on a beach" --negative "two foxes" --seed 7 --count 4 --grid -o foxes.png
+  calotype image "a cat" --image dog.png --strength 0.6
+"""
+
+
+def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "image",
+        help="make pictures from words",
+        description="Makes a picture of what the words say. With --image it starts from a picture, with --mask it changes a part of it.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("prompt", nargs="+", metavar="PROMPT", help="what to show; words need no quotes")
+    parser.add_argument("-n", "--negative", metavar="WORDS", help="what to stay away from")
+    parser.add_argument("--size", type=size, metavar="WxH", help="pixels: 128 for a square, or WIDTHxHEIGHT as 128x160")
+    parser.add_argument("--steps", type=int, help="denoising steps; more is slower and finer")
+    parser.add_argument("--guidance", type=float, help="how strictly to follow the words (1: as trained, without extra push)")
+    parser.add_argument("--seed", type=int, help="same seed, same picture; picture k of --count gets seed + k - 1")
+    parser.add_argument("--count", type=count, default=1, help="how many pictures (default 1)")
+    parser.add_argument("--grid", action="store_true", help="all pictures on one sheet, in one file")
+    parser.add_argument("--image", type=Path, metavar="FILE", help="start from this picture")
+    parser.add_argument("--mask", type=Path, metavar="FILE", help="white where --image may change, black where it stays")
+    parser.add_argument("--strength", type=float, help="how far to go from --image: 0 keeps it, 1 forgets it")
+    parser.add_argument("--sampler", help="euler, heun, dpmpp_2m or euler_ancestral (default: the model's own)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="a .png, .jpg or .webp file, replaced if it exists (several pictures are numbered), or a folder; "
+        "default: a new name made of the prompt",
+    )
+    add_model_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Checks everything that needs no model, runs, writes the files and prints their names."""
+    started = time.perf_counter()
+    prompt = words(options.prompt)
+    from ..pipelines.files import check_target, open_image
+
+    targets = _targets(options, prompt)
+    for target in targets:
+        check_target(target)
+    if options.mask is not None and options.image is None:
+        raise ValueError("--mask says where --image may change: give --image too")
+    image = None if options.image is None else open_image(options.image)
+    mask = None if options.mask is None else open_image(options.mask)
+    result = _compute(options, prompt, image, mask)
+    for line in result.warnings:
+        warn(line)
+    _save(result, targets, sheet=options.grid)
+    seconds = time.perf_counter() - started
+    seeds = [", ".join(map(str, result.seeds))] if options.grid else [str(seed) for seed in result.seeds]
+    for target, seed in zip(targets, seeds, strict=True):
+        print(f"{target}  (seed {seed}, {seconds:.1f} s)")
+    return 0
+
+
+def _compute(options: argparse.Namespace, prompt: str, image: "Image | None", mask: "Image | None") -> "Result":
+    from ..pipelines.load import load
+    from ..schedulers import sampler_by_name
+
+    sampler = None if options.sampler is None else sampler_by_name(options.sampler)
+    use_threads(options.threads)
+    pipe = load(options.model, device=options.device, dtype=options.dtype)
+    width, height = options.size or (None, None)
+    progress = Progress("steps")
+    try:
+        return pipe(
+            prompt,
+            negative_prompt=options.negative,
+            width=width,
+            height=height,
+            num_inference_steps=options.steps,
+            guidance_scale=options.guidance,
+            num_images_per_prompt=options.count,
+            seed=options.seed,
+            image=image,
+            mask_image=mask,
+            strength=options.strength,
+            sampler=sampler,
+            on_step=progress,
+        )
+    finally:
+        progress.close()
+
+
+def _targets(options: argparse.Namespace, prompt: str) -> tuple[Path, ...]:
+    """The files to write."""
+    from ..pipelines.result import numbered
+
+    files = 1 if options.grid else options.count
+    output: Path | None = options.output
+    if output is None or output.is_dir():
+        return free_names(output or Path(), prompt, files)
+    return numbered(output, files)
+
+
+def _save(result: "Result", targets: Sequence[Path], *, sheet: bool) -> None:
+    from ..pipelines.files import save_image
+
+    if sheet:
+        result.save_grid(targets[0])
+        return
+    for row, (image, target) in enumerate(zip(result.pil(), targets, strict=True)):
+        save_image(image, target, result.manifest.for_row(row))

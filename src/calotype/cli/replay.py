@@ -1,0 +1,56 @@
+"""`calotype replay FILE`: makes a picture again and says whether it is the same."""
+
+import argparse
+import time
+from pathlib import Path
+
+from .common import Commands, Progress, add_threads_option, use_threads, warn
+
+DIFFERENT = 1
+
+
+def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "replay",
+        help="make a picture again from its file",
+        description="Makes a picture again from the manifest in its file, and says whether it is bit-equal. "
+        "Exit code 0: it is; 1: it is not.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a picture that calotype made")
+    parser.add_argument("--image", type=Path, metavar="INPUT", help="the picture that run started from, if it did")
+    parser.add_argument("--mask", type=Path, metavar="INPUT", help="the mask of that run, if it had one")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the new picture, manifest included")
+    add_threads_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Replays, reports, and writes the new picture where asked."""
+    started = time.perf_counter()
+    from ..pipelines.files import check_target, open_image, read_manifest, save_image
+
+    if options.output is not None:
+        check_target(options.output)
+    recorded = read_manifest(options.file)
+    image = None if options.image is None else open_image(options.image)
+    mask = None if options.mask is None else open_image(options.mask)
+    from ..pipelines.replay import replay
+
+    use_threads(options.threads or recorded.threads)
+    progress = Progress("steps")
+    try:
+        replayed = replay(options.file, image=image, mask_image=mask, on_step=progress)
+    finally:
+        progress.close()
+    for line in (*replayed.result.warnings, *replayed.remarks):
+        warn(line)
+    if options.output is not None:
+        manifest = replayed.result.manifest
+        row = replayed.manifest.row
+        save_image(replayed.image, options.output, manifest if row is None else manifest.for_row(row))
+        print(options.output)
+    verdict = "bit-equal" if replayed.bit_equal else f"different, by up to {replayed.largest_difference} of 255"
+    print(f"{options.file}: {verdict}  (seed {recorded.seed}, {time.perf_counter() - started:.1f} s)")
+    return 0 if replayed.bit_equal else DIFFERENT
