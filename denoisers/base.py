@@ -5,7 +5,7 @@ Legend: B rows, C latent channels, F frames, h w latent cells, Lt text tokens, D
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -87,7 +87,10 @@ class Prepared(Protocol):
     """All that does not depend on the latents, computed once per run. Opaque to everyone but its denoiser."""
 
 
-class Denoiser[P: Prepared](Protocol):
+P = TypeVar("P", bound=Prepared)
+
+
+class Denoiser(Protocol[P]):
     """A trained model of the slope dx/dsigma, where x = alpha x0 + sigma noise."""
 
     def prepare(

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.attention.base import AttentionSelector
 from ..core.stream import Runner, run_blocks
 from ..schedulers.base import Point, Slope
-from .base import Conditioning, Denoiser, Prepared, Prompt
+from .base import Conditioning, Denoiser, P, Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Guidance(Protocol):
         """Whether `bind` wants `prompt.negative`."""
         ...
 
-    def bind[P: Prepared](self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slope:
+    def bind(self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slope:
         """The slope that the sampler follows, for rows as in `prompt`."""
         ...
 
@@ -51,7 +51,7 @@ class Unguided:
         """Never."""
         return False
 
-    def bind[P: Prepared](self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slope:
+    def bind(self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slope:
         """c."""
         return _forward(denoiser, prompt.positive, run, run.evaluations)
 
@@ -86,7 +86,7 @@ class ClassifierFree:
         """Unless every pass is the conditional one."""
         return self.scale != 1.0 and self.interval[0] < self.interval[1]
 
-    def bind[P: Prepared](self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slope:
+    def bind(self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slope:
         """The guided slope.
 
         Raises:
@@ -118,7 +118,7 @@ class ClassifierFree:
         guided = u + self.scale * (c - u)
         return rescaled(guided, c, self.rescale) if self.rescale else guided
 
-    def _inside[P: Prepared](
+    def _inside(
         self, denoiser: Denoiser[P], positive: Conditioning, negative: Conditioning, run: Run, points: Sequence[Point]
     ) -> Slope:
         if self.scale == 0.0 and self.rescale == 0.0:
@@ -129,7 +129,7 @@ class ClassifierFree:
         unconditional = _forward(denoiser, negative, run, points)
         return lambda x, point: self.combine(conditional(x, point), unconditional(x, point))
 
-    def _paired[P: Prepared](
+    def _paired(
         self, denoiser: Denoiser[P], positive: Conditioning, negative: Conditioning, run: Run, points: Sequence[Point]
     ) -> Slope:
         both = Conditioning.concatenate((positive, negative))
@@ -153,8 +153,6 @@ def rescaled(guided: Tensor, c: Tensor, share: float) -> Tensor:
     return guided * (1.0 - share + share * factor)
 
 
-def _forward[P: Prepared](
-    denoiser: Denoiser[P], conditioning: Conditioning, run: Run, points: Sequence[Point]
-) -> Slope:
+def _forward(denoiser: Denoiser[P], conditioning: Conditioning, run: Run, points: Sequence[Point]) -> Slope:
     prepared = denoiser.prepare(conditioning, run.shape, points, attention=run.attention, runner=run.runner)
     return lambda x, point: denoiser.slope(x, prepared, point)

@@ -1,0 +1,1 @@
+"""Autoencoders between pixels and latents, and previews of latents."""

@@ -1,0 +1,72 @@
+"""The names of all public arguments, and what is said about a wrong one."""
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+import torch
+from torch import Tensor
+
+from ..denoisers.base import Conditioning, Prompt
+from ..denoisers.guidance import Guidance
+from ..schedulers.base import Sampler, Schedule
+from .result import OutputType
+
+if TYPE_CHECKING:
+    import numpy
+    from PIL.Image import Image
+
+    Picture = Image | numpy.ndarray | Tensor | str | Path
+    Pictures = Picture | Sequence[Picture]
+
+PUBLIC_ARGUMENTS = frozenset(
+    "prompt prompt_2 negative_prompt height width num_frames num_inference_steps guidance_scale true_cfg_scale "
+    "guidance_scale_2 guidance_rescale num_images_per_prompt num_videos_per_prompt image last_image mask_image strength "
+    "control_image max_sequence_length clip_skip original_size target_size crops_coords_top_left aesthetic_score "
+    "denoising_start denoising_end latents sigmas output_type generator seed conditioning guidance sampler schedule".split()
+)
+
+
+class ImageArguments(TypedDict, total=False):
+    """The keyword arguments of a picture pipeline; `Request` says what each means. None is the same as not given."""
+
+    negative_prompt: str | Sequence[str] | None
+    height: int | None
+    width: int | None
+    num_inference_steps: int | None
+    guidance_scale: float | None
+    guidance_rescale: float | None
+    num_images_per_prompt: int
+    image: "Pictures | None"
+    mask_image: "Pictures | None"
+    strength: float | None
+    latents: Tensor | None
+    sigmas: Sequence[float] | None
+    output_type: OutputType
+    generator: torch.Generator | Sequence[torch.Generator] | None
+    seed: int | Sequence[int] | None
+    conditioning: Prompt | Conditioning | None
+    guidance: Guidance | None
+    sampler: Sampler | str | None
+    schedule: Schedule | None
+
+
+def check_names(given: Mapping[str, object], used: Collection[str], family: str) -> None:
+    """Makes sure that a family uses every argument it is given.
+
+    Raises:
+        ValueError: an argument of other families, or an unknown one; the message names those used, or the nearest.
+    """
+    for name in given:
+        if name in used:
+            continue
+        if name in PUBLIC_ARGUMENTS:
+            raise ValueError(f"{name}: {family} does not use this argument; it takes {', '.join(sorted(used))}")
+        raise ValueError(f"{name}: unknown argument; did you mean {nearest(name, used)}?")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """The known name that is most like `name`: one that contains it, else the one with the most letters in common."""
+    containing = sorted((option for option in known if name in option), key=len)
+    return containing[0] if containing else difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]

@@ -1,0 +1,59 @@
+"""Where a run stopped being finite."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.stream import Block, BlockInputs, Cache, Stream
+from ..schedulers.base import Point, Slope
+
+
+class NonFiniteError(ArithmeticError):
+    """A NaN or an infinity came up: `stage` ("encode", "denoise" or "decode"), `step` (from 0) and `block`, where they are known."""
+
+    def __init__(self, stage: str, step: int | None = None, total: int | None = None, block: str | None = None) -> None:
+        place = stage if step is None else f"{stage}, step {step} of {total} (counted from 0)"
+        super().__init__(f"non-finite values in {place}" + ("" if block is None else f", {block}"))
+        self.stage, self.step, self.total, self.block = stage, step, total, block
+
+
+class NonFiniteBlockError(ArithmeticError):
+    """What the checks below raise: `block` says where, in words."""
+
+    def __init__(self, block: str) -> None:
+        super().__init__(block)
+        self.block = block
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether every value is; waits for the device."""
+    return bool(torch.isfinite(x).all())
+
+
+def run_checked(blocks: Sequence[Block], stream: Stream, prepared: BlockInputs, cache: Cache) -> Stream:
+    """A runner that checks after every block, and so names the first to go wrong."""
+    _check_stream(stream, "before block 0")
+    for index, block in enumerate(blocks):
+        stream = block(stream, prepared, cache, index)
+        _check_stream(stream, f"block {index} of {len(blocks)}")
+    return stream
+
+
+def checked(slope: Slope) -> Slope:
+    """The same slope, with a check of what it is given and of what it returns."""
+
+    def check(x: Tensor, point: Point) -> Tensor:
+        if not is_finite(x):
+            raise NonFiniteBlockError("the sampler's latents")
+        d = slope(x, point)
+        if not is_finite(d):
+            raise NonFiniteBlockError("after the last block")
+        return d
+
+    return check
+
+
+def _check_stream(stream: Stream, place: str) -> None:
+    if not is_finite(stream.x) or (stream.context is not None and not is_finite(stream.context)):
+        raise NonFiniteBlockError(place)

@@ -1,0 +1,61 @@
+"""What a model was made for: defaults of a request, and the sizes it can make."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Defaults of one model. Sizes are pixels a side; `strength` is the default for image-to-image and inpainting."""
+
+    width: int = 128
+    height: int = 128
+    size_multiple: int = 16
+    min_size: int = 32
+    max_size: int = 512
+    num_inference_steps: int = 10
+    guidance_scale: float = 3.0
+    guidance_rescale: float = 0.0
+    sampler: str = "euler"
+    shift: float = 1.0
+    strength: float = 0.8
+
+    @classmethod
+    def from_config(cls, entries: Mapping[str, object]) -> "Recipe":
+        """The recipe of a config file's entries; what is not there keeps its default.
+
+        Raises:
+            ValueError: an unknown entry, or one of the wrong type.
+        """
+        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
+        unknown = sorted(set(entries) - set(kinds))
+        if unknown:
+            raise ValueError(f"recipe has unknown entries {', '.join(unknown)}; known are {', '.join(kinds)}")
+        return cls(**{name: _converted(name, value, kinds[name]) for name, value in entries.items()})
+
+    def check_side(self, name: str, value: int) -> int:
+        """A height or width that the model can make.
+
+        Raises:
+            ValueError: out of range, or not a multiple; the message names both neighbours.
+        """
+        if not self.min_size <= value <= self.max_size:
+            raise ValueError(f"{name} is {value}; it must be from {self.min_size} to {self.max_size}")
+        if value % self.size_multiple:
+            below = value - value % self.size_multiple
+            above = below + self.size_multiple
+            near = " or ".join(str(side) for side in (below, above) if self.min_size <= side <= self.max_size)
+            raise ValueError(f"{name} is {value}; it must be a multiple of {self.size_multiple}, such as {near}")
+        return value
+
+
+def _converted(name: str, value: object, kind: type) -> int | float | str:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is str and isinstance(value, str):
+        return value
+    if kind is float and number:
+        return float(value)
+    if kind is int and number and isinstance(value, int):
+        return value
+    raise ValueError(f"recipe's {name} is {value!r}; it must be of type {kind.__name__}")

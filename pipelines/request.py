@@ -1,0 +1,273 @@
+"""One call's arguments, checked before anything is computed."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from ..denoisers.base import Conditioning, Prompt
+from ..denoisers.guidance import Guidance
+from ..schedulers.base import Sampler, Schedule
+from .arguments import ImageArguments, check_names
+from .result import OUTPUT_TYPES, OutputType
+
+if TYPE_CHECKING:
+    from .arguments import Pictures
+
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """Arguments of a picture pipeline. None means "not given": the model's recipe decides; 0 and 0.0 are values.
+
+    Pictures come in prompt-major order: `num_images_per_prompt` of the first prompt, then of the second.
+
+    - `prompt`: one, or several. `negative_prompt`: one for all prompts, or one per prompt; "" where none is given.
+    - `height`, `width`: pixels; with an `image` its own size.
+    - `guidance_scale`, `guidance_rescale`: classifier-free guidance; or `guidance`, an object, instead of both.
+    - `seed`: an int (further pictures count up from it), or one per picture; or `generator`, a CPU generator per picture,
+      whose state is copied, never changed. Neither: a random seed, which the result records.
+    - `image`: start from it (one for all, one per prompt, or one per picture): PIL, array [H, W, 3], tensor [3, H, W], floats
+      in 0..1, or a file. `strength` in 0..1: how much of the schedule is run; 0 is the autoencoder's round trip.
+    - `mask_image`: white (over a half) is painted anew, black keeps the image's pixels exactly. Same size as the image.
+    - `latents` [N, C, F, h, w] or [N, C, h, w]: standard normal initial noise instead of drawing it.
+    - `sigmas`: falling noise levels, or `schedule`, an object; `sampler`: an object or a name.
+    - `conditioning`: encoded prompts (`Encoded.conditioning`) instead of `prompt`.
+    - `output_type`: "pil", "np" (float [N, H, W, 3]), "pt" (float [N, 3, H, W]), both in 0..1, or "latent": nothing is decoded.
+
+    Raises:
+        ValueError: an argument is of the wrong type, out of range, or does not go with another one.
+    """
+
+    prompt: str | Sequence[str] | None = None
+    negative_prompt: str | Sequence[str] | None = None
+    height: int | None = None
+    width: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    guidance_rescale: float | None = None
+    num_images_per_prompt: int = 1
+    image: "Pictures | None" = None
+    mask_image: "Pictures | None" = None
+    strength: float | None = None
+    latents: Tensor | None = None
+    sigmas: Sequence[float] | None = None
+    output_type: OutputType = "pil"
+    generator: torch.Generator | Sequence[torch.Generator] | None = None
+    seed: int | Sequence[int] | None = None
+    conditioning: Prompt | Conditioning | None = None
+    guidance: Guidance | None = None
+    sampler: Sampler | str | None = None
+    schedule: Schedule | None = None
+
+    @classmethod
+    def of(cls, prompt: str | Sequence[str] | None, arguments: ImageArguments, family: str) -> "Request":
+        """The request of a call to a pipeline of `family`; a name that it does not use is a ValueError."""
+        check_names(cast(Mapping[str, object], arguments), {field.name for field in fields(cls)}, family)
+        return cls(prompt=prompt, **arguments)
+
+    def __post_init__(self) -> None:
+        for check in _CHECKS:
+            check(self)
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """Every prompt; empty where `conditioning` stands for them."""
+        return _strings(self.prompt) if self.prompt is not None else ()
+
+    @property
+    def num_prompts(self) -> int:
+        """P."""
+        given = self.given_conditioning
+        return given.positive.num_rows if given is not None else len(self.prompts)
+
+    @property
+    def num_images(self) -> int:
+        """N = P times the images per prompt."""
+        return self.num_prompts * self.num_images_per_prompt
+
+    @property
+    def negative_prompts(self) -> tuple[str, ...]:
+        """One per prompt."""
+        negative = _strings(self.negative_prompt if self.negative_prompt is not None else "")
+        return negative if isinstance(self.negative_prompt, Sequence) and not isinstance(self.negative_prompt, str) else (
+            negative * self.num_prompts
+        )
+
+    @property
+    def given_conditioning(self) -> Prompt | None:
+        """`conditioning` as a `Prompt`."""
+        given = self.conditioning
+        return Prompt(positive=given) if isinstance(given, Conditioning) else given
+
+    @property
+    def generators(self) -> tuple[torch.Generator, ...] | None:
+        """One per picture, where they are given."""
+        if self.generator is None:
+            return None
+        return (self.generator,) if isinstance(self.generator, torch.Generator) else tuple(self.generator)
+
+
+def _check_prompts(request: Request) -> None:
+    given = request.conditioning
+    if given is not None and not isinstance(given, Prompt | Conditioning):
+        raise ValueError(f"conditioning is of type {_kind(given)}; it must be a Prompt or a Conditioning")
+    if (request.prompt is None) == (given is None):
+        raise ValueError("give either prompt or conditioning" + (", not both" if given is not None else ""))
+    if request.prompt is not None:
+        _check_strings("prompt", request.prompt)
+    elif request.num_prompts < 1:
+        raise ValueError("conditioning has no rows; it takes one per prompt")
+    _check_negative(request)
+
+
+def _check_negative(request: Request) -> None:
+    negative, given = request.negative_prompt, request.given_conditioning
+    if negative is None:
+        return
+    _check_strings("negative_prompt", negative)
+    if given is not None and given.negative is not None:
+        raise ValueError("negative_prompt: conditioning already holds the negative rows; give one of the two")
+    if not isinstance(negative, str) and len(negative) != request.num_prompts:
+        raise ValueError(
+            f"{len(negative)} negative prompts for {request.num_prompts} prompts; it takes one for all, or one per prompt"
+        )
+
+
+def _check_counts(request: Request) -> None:
+    for name, value in (
+        ("height", request.height),
+        ("width", request.width),
+        ("num_inference_steps", request.num_inference_steps),
+        ("num_images_per_prompt", request.num_images_per_prompt),
+    ):
+        optional = name != "num_images_per_prompt"
+        if not (_is_int(value) or (optional and value is None)):
+            raise ValueError(f"{name} is {value!r}; it must be a whole number")
+    for name, value in (
+        ("num_inference_steps", request.num_inference_steps),
+        ("num_images_per_prompt", request.num_images_per_prompt),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+def _check_guidance(request: Request) -> None:
+    for name, value in (("guidance_scale", request.guidance_scale), ("guidance_rescale", request.guidance_rescale)):
+        if value is None:
+            continue
+        if not _is_number(value):
+            raise ValueError(f"{name} is {value!r}; it must be a finite number")
+        if request.guidance is not None:
+            raise ValueError(f"{name}: guidance, an object, already says it; give one of the two")
+    if request.guidance_rescale is not None and not 0 <= request.guidance_rescale <= 1:
+        raise ValueError(f"guidance_rescale is {request.guidance_rescale}; it must be from 0 to 1")
+
+
+def _check_image(request: Request) -> None:
+    if request.image is None:
+        for name, value in (("mask_image", request.mask_image), ("strength", request.strength)):
+            if value is not None:
+                raise ValueError(f"{name}: it needs an image to work on; give image as well")
+    strength = request.strength
+    if strength is not None and not (_is_number(strength) and 0 <= strength <= 1):
+        raise ValueError(f"strength is {strength!r}; it must be from 0 to 1")
+
+
+def _check_seeds(request: Request) -> None:
+    seed, generators, count = request.seed, request.generators, request.num_images
+    if seed is not None and generators is not None:
+        raise ValueError("seed and generator: give one of the two")
+    if seed is not None:
+        seeds = (seed,) if not isinstance(seed, Sequence) else tuple(seed)
+        for value in seeds:
+            if not (_is_int(value) and 0 <= value <= MAX_SEED - count):
+                raise ValueError(f"seed is {value!r}; it must be a whole number from 0 to {MAX_SEED - count}")
+        if isinstance(seed, Sequence) and len(seeds) != count:
+            raise ValueError(f"{len(seeds)} seeds for {count} pictures; it takes one to count up from, or one per picture")
+    for generator in generators or ():
+        if not isinstance(cast(object, generator), torch.Generator) or generator.device.type != "cpu":
+            raise ValueError(f"generator is {generator!r}; it must be a torch.Generator on the CPU, or one per picture")
+    if generators is not None and len(generators) != count:
+        raise ValueError(f"{len(generators)} generators for {count} pictures; it takes one per picture, or use seed")
+
+
+def _check_schedule(request: Request) -> None:
+    sigmas, schedule, steps = request.sigmas, request.schedule, request.num_inference_steps
+    if schedule is not None and not isinstance(cast(object, schedule), Schedule):
+        raise ValueError(f"schedule is of type {_kind(schedule)}; it must be a Schedule")
+    if sigmas is not None and schedule is not None:
+        raise ValueError("sigmas and schedule: give one of the two")
+    if sigmas is not None and not (len(sigmas) and all(_is_number(value) for value in sigmas)):
+        raise ValueError(f"sigmas is {list(sigmas)}; it must hold at least one number")
+    num_given = schedule.num_steps if schedule is not None else _num_steps(sigmas) if sigmas is not None else steps
+    if steps is not None and steps != num_given:
+        name = "schedule" if schedule is not None else "sigmas"
+        raise ValueError(f"num_inference_steps is {steps}, but {name} has {num_given} steps; give one of the two")
+
+
+def _check_sampler(request: Request) -> None:
+    if not (request.sampler is None or isinstance(request.sampler, str) or callable(request.sampler)):
+        raise ValueError(f"sampler is {request.sampler!r}; it must be a sampler or its name")
+
+
+def _check_output(request: Request) -> None:
+    if request.output_type not in OUTPUT_TYPES:
+        raise ValueError(f"output_type is {request.output_type!r}; it must be one of {', '.join(OUTPUT_TYPES)}")
+    latents = cast(object, request.latents)
+    if latents is None:
+        return
+    if not isinstance(latents, Tensor) or latents.ndim not in (4, 5) or not latents.is_floating_point():
+        raise ValueError(f"latents is {_kind(latents)}; it must be a float tensor [N, C, F, h, w] or [N, C, h, w]")
+    if latents.shape[0] != request.num_images:
+        raise ValueError(f"latents has {latents.shape[0]} rows for {request.num_images} pictures; it takes one per picture")
+    if not bool(latents.isfinite().all()):
+        raise ValueError("latents holds values that are not finite")
+
+
+_CHECKS: tuple[Callable[[Request], None], ...] = (
+    _check_counts,
+    _check_prompts,
+    _check_guidance,
+    _check_image,
+    _check_seeds,
+    _check_schedule,
+    _check_sampler,
+    _check_output,
+)
+
+
+def _check_strings(name: str, value: object) -> None:
+    if isinstance(value, str):
+        return
+    if not isinstance(value, Sequence):
+        raise ValueError(f"{name} is of type {_kind(value)}; it must be a string or a list of strings")
+    if not value:
+        raise ValueError(f"{name} is an empty list; it takes at least one string")
+    for item in cast(Sequence[object], value):
+        if not isinstance(item, str):
+            raise ValueError(f"{name} holds {item!r} of type {_kind(item)}; it must be a string or a list of strings")
+
+
+def _strings(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _num_steps(sigmas: Sequence[float]) -> int:
+    return len(sigmas) - 1 if sigmas[-1] == 0 else len(sigmas)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kind(value: object) -> str:
+    return f"tensor {tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
