@@ -1,0 +1,31 @@
+"""What every text encoder gives.
+
+Legend: B rows, L tokens, D width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedText:
+    """Prompts as a denoiser reads them: `states` [B, L, D], zero past each row's `lengths` [B] int64, and what the user should know."""
+
+    states: Tensor
+    lengths: Tensor
+    warnings: tuple[str, ...] = ()
+
+
+class TextEncoder(Protocol):
+    """From prompts to states. Row i depends on prompt i alone."""
+
+    def __call__(self, prompts: Sequence[str]) -> EncodedText:
+        """States of the prompts, one row each, padded at the end.
+
+        Raises:
+            ValueError: no prompts.
+        """
+        ...
