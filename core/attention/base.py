@@ -16,17 +16,31 @@ from torch import Tensor
 class AttentionMask:
     """Which keys each query sees. Conditions add up; without any, every query sees every key.
 
-    `causal`: query n (counted from `query_offset`) sees keys 0..n. `key_lengths` [B] int64: row b sees its first `key_lengths[b]` keys.
+    `causal`: query n stands at place `query_offset` + n and sees the keys up to its own place; the offset is one number, or [B] int64
+    where rows differ (a ragged batch that continues from a cache). `key_lengths` [B] int64: row b sees its first `key_lengths[b]` keys.
+    A query that sees no key at all gets zeros from every backend, never NaN. The tensors must not be changed afterwards.
     """
 
     causal: bool = False
-    query_offset: int = 0
+    query_offset: int | Tensor = 0
     key_lengths: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.query_offset, int) and self.query_offset < 0:
+            raise ValueError(f"query_offset is {self.query_offset}; it must be at least 0")
+        for name, value in (("query_offset", self.query_offset), ("key_lengths", self.key_lengths)):
+            if isinstance(value, Tensor) and (value.dim() != 1 or value.dtype not in (torch.int32, torch.int64)):
+                raise ValueError(f"{name} has shape {list(value.shape)} and {value.dtype}; it must be [rows] of whole numbers")
 
     @property
     def is_full(self) -> bool:
         """Whether nothing is masked."""
         return not self.causal and self.key_lengths is None
+
+    def is_causal_at_end(self, num_queries: int, num_keys: int) -> bool:
+        """Whether this is the causal mask alone, with the queries standing at the last of the keys in every row."""
+        at_end = isinstance(self.query_offset, int) and self.query_offset + num_queries == num_keys
+        return self.causal and self.key_lengths is None and at_end
 
     def dense(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
         """The mask as booleans (True: seen), [B or 1, 1, L or 1, Lk], or None where nothing is masked; kept for repeated calls."""
@@ -42,13 +56,22 @@ class AttentionMask:
     def _build(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
         keys = torch.arange(num_keys, device=device)
         mask: Tensor | None = None
-        if self.causal:
-            queries = torch.arange(num_queries, device=device) + self.query_offset
-            mask = (keys[None] <= queries[:, None])[None, None]
+        if self.causal and not self._every_query_is_past(num_keys):
+            queries = torch.arange(num_queries, device=device) + self._row_offsets(device)
+            mask = (keys <= queries[..., None])[:, None]
         if self.key_lengths is not None:
-            in_row = (keys[None] < self.key_lengths.to(device)[:, None])[:, None, None]
+            in_row = (keys < self.key_lengths.to(device)[:, None])[:, None, None]
             mask = in_row if mask is None else mask & in_row
         return mask
+
+    def _every_query_is_past(self, num_keys: int) -> bool:
+        return isinstance(self.query_offset, int) and self.query_offset >= num_keys - 1
+
+    def _row_offsets(self, device: torch.device) -> Tensor:
+        """[B or 1, 1]."""
+        if isinstance(self.query_offset, int):
+            return torch.full((1, 1), self.query_offset, device=device)
+        return self.query_offset.to(device)[:, None]
 
 
 FULL = AttentionMask()
@@ -64,6 +87,12 @@ class AttentionCall:
     mask: AttentionMask
     scale: float
 
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether a backward pass may follow."""
+        inputs = (self.queries, self.keys, self.values)
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+
 
 class AttentionBackend(Protocol):
     """One implementation of attention."""
@@ -78,7 +107,7 @@ class AttentionBackend(Protocol):
         ...
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """softmax(scale q k^T, over the keys seen) v, [B, H, L, Dh]."""
+        """softmax(scale q k^T, over the keys seen) v, [B, H, L, Dh] in the dtype of the values; zeros where no key is seen."""
         ...
 
 

@@ -18,13 +18,13 @@ class SDPAAttention:
     def __call__(self, call: AttentionCall) -> Tensor:
         """[B, H, L, Dh]."""
         num_queries, num_keys = call.queries.shape[2], call.keys.shape[2]
-        mask = call.mask
-        plainly_causal = mask.causal and mask.key_lengths is None and mask.query_offset == 0 and num_queries == num_keys
+        # torch counts a causal mask from the first key, so only a square one means what we mean
+        plainly_causal = num_queries == num_keys and call.mask.is_causal_at_end(num_queries, num_keys)
         return functional.scaled_dot_product_attention(
             call.queries,
             call.keys,
             call.values,
-            attn_mask=None if plainly_causal else mask.dense(num_queries, num_keys, call.queries.device),
+            attn_mask=None if plainly_causal else call.mask.dense(num_queries, num_keys, call.queries.device),
             is_causal=plainly_causal,
             scale=call.scale,
             enable_gqa=call.queries.shape[1] != call.keys.shape[1],
