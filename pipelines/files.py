@@ -19,12 +19,12 @@ MAX_NAME_BYTES = 255
 def save_image(image: "Image", path: str | Path, manifest: Manifest | None = None) -> Path:
     """Writes one picture; the extension decides the format: .png and .webp lossless, .jpg and .jpeg at quality 95.
 
-    The manifest goes into the PNG text "calotype", or into the EXIF image description. The file appears under its name only when it is
-    complete: a full disk or an interruption leaves whatever was there before.
+    The manifest goes into the PNG text "calotype", or into the EXIF image description. The file appears under its name
+    only when it is complete: a full disk or an interruption leaves whatever was there before.
 
     Raises:
         ValueError: unknown extension, or a name that cannot be a file. FileNotFoundError: the folder does not exist.
-        OSError: the folder cannot be written to, or the disk is full; `filename` is the path asked for.
+        OSError: the folder cannot be written to, or the disk is full; its `filename` says where.
     """
     target = check_target(path)
     write = _WRITERS[target.suffix.lower()]
@@ -44,7 +44,7 @@ def save_image(image: "Image", path: str | Path, manifest: Manifest | None = Non
 
 
 def check_target(path: str | Path) -> Path:
-    """`path` as a Path, if a picture can be written there; meant to be called before any compute. Same errors as `save_image`."""
+    """`path`, if a picture can be written there: to be asked before any compute. Same errors as `save_image`."""
     target = Path(path)
     if target.suffix.lower() not in _WRITERS:
         raise ValueError(f"{target}: extension {target.suffix!r} is unknown; allowed are {', '.join(_WRITERS)}")

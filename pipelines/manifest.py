@@ -18,18 +18,28 @@ from ..schedulers.base import Path, Point, Schedule
 Task = Literal["text-to-image", "image-to-image", "inpaint"]
 Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
 FORMAT = 1
+_NONE = type(None)
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("prompts", "seeds", "sigmas", "times"), (list,)),
+    **dict.fromkeys(("weights", "sampler", "guidance", "inputs"), (dict,)),
+    **dict.fromkeys(("width", "height", "num_inference_steps", "threads"), (int,)),
+    "negative_prompts": (list, _NONE),
+    "strength": (float, int, _NONE),
+    "row": (int, _NONE),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What made a batch of pictures, and which of them this is. Timings are left out: they differ on every run.
 
-    `prompts`, `negative_prompts` and `seeds` hold one entry per picture of the batch, in the order of the result; `row` is this
-    picture's place in it (None: all of them). The whole batch is kept because only the same batch is bit-equal when run again.
+    `prompts`, `negative_prompts` and `seeds` hold one entry per picture of the batch, in the order of the result; `row`
+    is this picture's place in it (None: all of them). The whole batch is kept because only the same batch is bit-equal
+    when run again. Sizes are pixels.
 
-    `weights` maps each file to its sha256, `sampler` and `guidance` are objects described by `describe`, `path`, `sigmas` and
-    `times` are the whole schedule with its end, `inputs` maps the name of every argument that is not text or a number ("image", "mask_image", "latents",
-    "conditioning", "generator") to its digest. Sizes are pixels.
+    `weights` maps each file to its sha256; `sampler` and `guidance` are objects as `describe` puts them; `path`,
+    `sigmas` and `times` are the whole schedule with its end; `inputs` maps every argument that is neither text nor a number
+    ("image", "mask_image", "latents", "conditioning", "generator") to its `digest_input`.
     """
 
     calotype: str
@@ -155,10 +165,13 @@ class Manifest:
         missing, unknown = sorted(names - set(entries)), sorted(set(entries) - names - {"prompt", "seed"})
         if missing or unknown:
             raise ValueError(f"not a complete manifest: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
-        lists = {name: tuple(entries[name]) for name in ("prompts", "seeds", "sigmas", "times")}
-        negative = entries["negative_prompts"]
-        lists["negative_prompts"] = None if negative is None else tuple(negative)
-        manifest = cls(**({name: entries[name] for name in names} | lists))
+        for name in names:
+            kind = _KINDS.get(name, (str,))
+            if not isinstance(entries[name], kind):
+                expected = " or ".join(each.__name__ for each in kind)
+                raise ValueError(f"not a manifest: {name} is {entries[name]!r}, expected {expected}")
+        tuples = {name: tuple(entries[name]) for name in names if isinstance(entries[name], list)}
+        manifest = cls(**({name: entries[name] for name in names} | tuples))
         if manifest.row is not None:
             manifest.for_row(manifest.row)
         return manifest
@@ -179,7 +192,7 @@ def digest_file(path: FilePath) -> str:
 
 
 def digest_input(value: object) -> str:
-    """sha256 of a picture (or a file that holds one), array or tensor: type of numbers, shape, values; or of a sequence of them."""
+    """sha256 of a picture (or a file with one), array or tensor: dtype, shape and values; or of several of them."""
     from .files import open_image
 
     digest = hashlib.sha256()

@@ -1,6 +1,6 @@
 """Making a picture again from the manifest in its file, and saying how close the two are."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy
 
 from ..denoisers.guidance import ClassifierFree, Guidance, Unguided
-from ..schedulers import DPMPP2M, Euler, EulerAncestral, Heun, Sampler, Step
+from ..schedulers import DPMPP2M, Euler, EulerAncestral, Heun, Sampler
 from .files import manifest_of, open_image
 from .load import load
 from .manifest import Manifest, Plain, digest_input
@@ -17,7 +17,7 @@ from .result import GRID_GAP, Result, grid
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from .base import Pipeline
+    from .image import ImagePipeline
 
 LOSSY = ("JPEG",)
 COMPARED = ("calotype", "torch", "python", "weights", "device", "dtype", "attention", "threads", "sigmas")
@@ -25,13 +25,14 @@ COMPARED = ("calotype", "torch", "python", "weights", "device", "dtype", "attent
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """A picture made again.
+    """A picture made again. `manifest` is the one in the file, `again` that of the new picture.
 
-    `image` is the new one and `result` the whole batch it came from; `largest_difference` to the file is in levels of 0..255;
-    `remarks` say, a line each, what was not the same in the two runs or in the file, and may explain a difference.
+    `image` is the new one and `result` the whole batch it came from; `largest_difference` to the file is in levels of
+    0..255; `remarks` say, a line each, what was not the same in the two runs, or in the file.
     """
 
     manifest: Manifest
+    again: Manifest
     result: Result
     image: "Image"
     largest_difference: int
@@ -48,17 +49,17 @@ def replay(
     *,
     image: "Image | None" = None,
     mask_image: "Image | None" = None,
-    pipeline: "Pipeline | None" = None,
-    on_step: Callable[[Step], None] | None = None,
+    pipeline: "ImagePipeline | None" = None,
+    progress: bool = False,
 ) -> Replay:
     """Runs a picture's manifest again and compares the pixels.
 
-    `image` and `mask_image`: the inputs of an image-to-image or inpainting run, the very same (their digests are checked).
-    `pipeline`: run on this one; default is to load the model that the manifest names.
+    `image` and `mask_image`: the inputs of an image-to-image or inpainting run, the very same (digests are checked).
+    `pipeline`: run on this one; default is to load the model that the manifest names. `progress`: a bar on stderr.
 
     Raises:
-        FileNotFoundError, ValueError: no such file, no manifest, an input missing or not the same one, or a run that cannot be repeated
-        from a file (precomputed latents or conditioning, a sampler or guidance of the user's own).
+        FileNotFoundError, ValueError: no such file, no manifest, an input missing or not the same one, or a run that
+        cannot be repeated from a file (precomputed latents or conditioning, a sampler or guidance of the user's own).
     """
     picture = open_image(path)
     manifest = manifest_of(picture, path)
@@ -66,15 +67,16 @@ def replay(
     remarks = [f"{picture.format} is lossy: pixels in the file differ from those that were made"] if lossy else []
     columns = _columns(manifest, picture.size, path)
     arguments = Arguments.of(manifest, image=image, mask_image=mask_image)
-    chosen = pipeline or load(manifest.model, device=manifest.device, dtype=manifest.dtype)
-    result = arguments.run(chosen, on_step)
+    result = arguments.run(pipeline or _load(manifest), progress=progress)
+    assert result.manifest is not None
     images = result.pil()
-    again = grid(images, columns) if manifest.row is None else images[manifest.row]
+    new = grid(images, columns) if manifest.row is None else images[manifest.row]
     return Replay(
         manifest=manifest,
+        again=result.manifest if manifest.row is None else result.manifest.for_row(manifest.row),
         result=result,
-        image=again,
-        largest_difference=largest_difference(again, picture),
+        image=new,
+        largest_difference=largest_difference(new, picture),
         remarks=(*remarks, *changes(manifest, result.manifest)),
     )
 
@@ -102,7 +104,7 @@ class Arguments:
             mask_image=mask_image,
         )
 
-    def run(self, pipeline: "Pipeline", on_step: Callable[[Step], None] | None) -> Result:
+    def run(self, pipeline: "ImagePipeline", *, progress: bool) -> Result:
         """The whole batch, again."""
         manifest = self.manifest
         return pipeline(
@@ -117,7 +119,7 @@ class Arguments:
             image=self.image,
             mask_image=self.mask_image,
             strength=manifest.strength,
-            on_step=on_step,
+            progress=progress,
         )
 
 
@@ -152,6 +154,12 @@ def changes(then: Manifest, now: Manifest) -> tuple[str, ...]:
         f"{name} differ" if name in ("weights", "sigmas") else f"{name} was {before[name]}, is now {after[name]}"
         for name in names
     )
+
+
+def _load(manifest: Manifest) -> "ImagePipeline":
+    """The model of a manifest, where and as it ran; a choice among several attention backends is left to be made again."""
+    attention = None if "," in manifest.attention else manifest.attention
+    return load(manifest.model, device=manifest.device, dtype=manifest.dtype, attention=attention)
 
 
 def _check_inputs(manifest: Manifest, given: Mapping[str, "Image | None"]) -> None:

@@ -27,9 +27,10 @@ GRID_GAP = 4
 class Result:
     """Pictures, and everything worth knowing about how they came to be.
 
-    `images`: by `output_type` a list of PIL pictures, a float32 array [B, H, W, 3] or tensor [B, 3, H, W] in 0..1, or None ("latent").
-    `videos`: None until a video family fills it. `latents` [B, C, F, h, w] float32, as denoised. `seeds`: one per picture.
-    `timings`: seconds by stage. `warnings`: what was done otherwise than asked, one line each.
+    `images`: by `output_type` a list of PIL pictures, a float32 array [B, H, W, 3] or tensor [B, 3, H, W] in 0..1, or
+    None ("latent"). `videos`: None where pictures were made. `latents` [B, C, F, h, w] float32, as denoised. `seeds`: one
+    per picture. `timings`: seconds by stage. `warnings`: what was done otherwise than asked, one line each. `manifest`:
+    None where latents alone were decoded; then nobody knows how they were made, and files hold none.
     """
 
     images: "Images | None"
@@ -37,7 +38,7 @@ class Result:
     seeds: tuple[int, ...]
     timings: Mapping[str, float]
     warnings: tuple[str, ...]
-    manifest: Manifest
+    manifest: Manifest | None = None
     videos: None = None
 
     def pil(self) -> "list[Image]":
@@ -64,7 +65,7 @@ class Result:
         for target in paths:
             check_target(target)
         for row, (image, target) in enumerate(zip(images, paths, strict=True)):
-            save_image(image, target, self.manifest.for_row(row))
+            save_image(image, target, None if self.manifest is None else self.manifest.for_row(row))
         return paths
 
     def grid(self, columns: int | None = None) -> "Image":
@@ -85,7 +86,7 @@ def numbered(path: Path, count: int) -> tuple[Path, ...]:
 
 
 def grid(images: "Sequence[Image]", columns: int | None = None) -> "Image":
-    """A contact sheet: pictures of one size in rows of `columns` (default: as square as it gets), 4 white pixels between them.
+    """A contact sheet: pictures of one size in rows of `columns` (default: as square as it gets), 4 white pixels apart.
 
     Raises:
         ValueError: no pictures, pictures of several sizes, or less than one column.

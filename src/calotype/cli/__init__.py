@@ -1,14 +1,13 @@
 """The command line: `calotype image | text | replay | models | doctor`.
 
-A mistake of the user's is one line on stderr and exit code 2; an interruption one line and 130. Nothing here imports torch before a
-command runs.
+A mistake of the user's is one line on stderr and exit code 2; an interruption one line and 130. Nothing here imports
+torch before a command runs.
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 from . import doctor, image, models, replay, text
 from .common import Parser, complain
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         complain(f"error: {_os_error(error)}")
         return USER_ERROR
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, ArithmeticError) as error:
         complain(f"error: {error}")
         return USER_ERROR
 
@@ -73,8 +72,3 @@ def _os_error(error: OSError) -> str:
 def _drop_output() -> None:
     """Points stdout at nothing, so that Python does not fail once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def entry() -> NoReturn:
-    """What the installed `calotype` script calls."""
-    sys.exit(main())

@@ -1,19 +1,12 @@
-"""What several commands share: the parser, messages, types of arguments, names of files, the progress bar."""
+"""What several commands share: the parser, messages, types of arguments, names of files."""
 
 import argparse
 import re
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
-    from ..schedulers.base import Step
+from typing import NoReturn
 
 Commands = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
-BAR_AFTER_SECONDS = 2.0
 MAX_SLUG = 60
 
 
@@ -23,33 +16,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises ValueError."""
         raise ValueError(f"{message} (see {self.prog} --help)")
-
-
-class Progress:
-    """A bar on stderr for runs that last more than two seconds; call it with every step."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.started = time.perf_counter()
-        self.bar: tqdm[NoReturn] | None = None
-
-    def __call__(self, step: "Step") -> None:
-        """Shows `step.index + 1` of `step.total`."""
-        self.show(step.index + 1, step.total)
-
-    def show(self, done: int, total: int) -> None:
-        """Shows `done` of `total`."""
-        if self.bar is None and time.perf_counter() - self.started >= BAR_AFTER_SECONDS:
-            from tqdm import tqdm
-
-            self.bar = tqdm(desc=self.what, total=total, leave=False, disable=None, file=sys.stderr)
-        if self.bar is not None:
-            self.bar.update(done - self.bar.n)
-
-    def close(self) -> None:
-        """Takes the bar away."""
-        if self.bar is not None:
-            self.bar.close()
 
 
 def complain(message: str) -> None:
@@ -63,7 +29,7 @@ def warn(message: str) -> None:
 
 
 def size(text: str) -> tuple[int, int]:
-    """"128" or "128x160" as (width, height) in pixels."""
+    """ "128" or "128x160" as (width, height) in pixels."""
     found = re.fullmatch(r"(\d+)(?:[xX*](\d+))?", text.strip())
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: expected pixels as 128, or WIDTHxHEIGHT as 128x160")
@@ -83,7 +49,7 @@ def words(parts: list[str], what: str = "prompt") -> str:
     if not joined:
         raise ValueError(f"the {what} is empty: say in a few words what you want, as in: a fox on a beach")
     if not joined.isprintable() and "\udc80" <= max(joined) <= "\udcff":
-        raise ValueError(f"the {what} is not valid text in this terminal's encoding: {ascii(joined)}")
+        raise ValueError(f"the {what} is not valid text in this terminal's encoding: {joined!a}")
     return joined
 
 
@@ -102,7 +68,9 @@ def free_names(folder: Path, prompt: str, number: int) -> tuple[Path, ...]:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """--model, --device, --dtype, --threads."""
-    parser.add_argument("--model", metavar="SOURCE", help="what to load (default: the bundled model; see calotype models)")
+    parser.add_argument(
+        "--model", metavar="SOURCE", help="what to load (default: the bundled model; see calotype models)"
+    )
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: what the model runs best on)")
     parser.add_argument("--dtype", help="float32, bfloat16, ... (default: the model's own for the device)")
     add_threads_option(parser)

@@ -1,12 +1,13 @@
 """`calotype image PROMPT`: a picture of what the words say."""
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Commands, Progress, add_model_options, count, free_names, size, use_threads, warn, words
+from .common import Commands, add_model_options, count, free_names, size, use_threads, warn, words
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,7 +27,8 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "image",
         help="make pictures from words",
-        description="Makes a picture of what the words say. With --image it starts from a picture, with --mask it changes a part of it.",
+        description="Makes a picture of what the words say. With --image it starts from a picture, with --mask it changes "
+        "a part of it.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -35,12 +37,16 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("-n", "--negative", metavar="WORDS", help="what to stay away from")
     parser.add_argument("--size", type=size, metavar="WxH", help="pixels: 128 for a square, or WIDTHxHEIGHT as 128x160")
     parser.add_argument("--steps", type=int, help="denoising steps; more is slower and finer")
-    parser.add_argument("--guidance", type=float, help="how strictly to follow the words (1: as trained, without extra push)")
+    parser.add_argument(
+        "--guidance", type=float, help="how strictly to follow the words (1: as trained, without extra push)"
+    )
     parser.add_argument("--seed", type=int, help="same seed, same picture; picture k of --count gets seed + k - 1")
     parser.add_argument("--count", type=count, default=1, help="how many pictures (default 1)")
     parser.add_argument("--grid", action="store_true", help="all pictures on one sheet, in one file")
     parser.add_argument("--image", type=Path, metavar="FILE", help="start from this picture")
-    parser.add_argument("--mask", type=Path, metavar="FILE", help="white where --image may change, black where it stays")
+    parser.add_argument(
+        "--mask", type=Path, metavar="FILE", help="white where --image may change, black where it stays"
+    )
     parser.add_argument("--strength", type=float, help="how far to go from --image: 0 keeps it, 1 forgets it")
     parser.add_argument("--sampler", help="euler, heun, dpmpp_2m or euler_ancestral (default: the model's own)")
     parser.add_argument(
@@ -87,25 +93,21 @@ def _compute(options: argparse.Namespace, prompt: str, image: "Image | None", ma
     use_threads(options.threads)
     pipe = load(options.model, device=options.device, dtype=options.dtype)
     width, height = options.size or (None, None)
-    progress = Progress("steps")
-    try:
-        return pipe(
-            prompt,
-            negative_prompt=options.negative,
-            width=width,
-            height=height,
-            num_inference_steps=options.steps,
-            guidance_scale=options.guidance,
-            num_images_per_prompt=options.count,
-            seed=options.seed,
-            image=image,
-            mask_image=mask,
-            strength=options.strength,
-            sampler=sampler,
-            on_step=progress,
-        )
-    finally:
-        progress.close()
+    return pipe(
+        prompt,
+        negative_prompt=options.negative,
+        width=width,
+        height=height,
+        num_inference_steps=options.steps,
+        guidance_scale=options.guidance,
+        num_images_per_prompt=options.count,
+        seed=options.seed,
+        image=image,
+        mask_image=mask,
+        strength=options.strength,
+        sampler=sampler,
+        progress=sys.stderr.isatty(),
+    )
 
 
 def _targets(options: argparse.Namespace, prompt: str) -> tuple[Path, ...]:
@@ -126,4 +128,4 @@ def _save(result: "Result", targets: Sequence[Path], *, sheet: bool) -> None:
         result.save_grid(targets[0])
         return
     for row, (image, target) in enumerate(zip(result.pil(), targets, strict=True)):
-        save_image(image, target, result.manifest.for_row(row))
+        save_image(image, target, None if result.manifest is None else result.manifest.for_row(row))

@@ -1,10 +1,11 @@
 """`calotype replay FILE`: makes a picture again and says whether it is the same."""
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
-from .common import Commands, Progress, add_threads_option, use_threads, warn
+from .common import Commands, add_threads_option, use_threads, warn
 
 DIFFERENT = 1
 
@@ -39,17 +40,11 @@ def run(options: argparse.Namespace) -> int:
     from ..pipelines.replay import replay
 
     use_threads(options.threads or recorded.threads)
-    progress = Progress("steps")
-    try:
-        replayed = replay(options.file, image=image, mask_image=mask, on_step=progress)
-    finally:
-        progress.close()
+    replayed = replay(options.file, image=image, mask_image=mask, progress=sys.stderr.isatty())
     for line in (*replayed.result.warnings, *replayed.remarks):
         warn(line)
     if options.output is not None:
-        manifest = replayed.result.manifest
-        row = replayed.manifest.row
-        save_image(replayed.image, options.output, manifest if row is None else manifest.for_row(row))
+        save_image(replayed.image, options.output, replayed.again)
         print(options.output)
     verdict = "bit-equal" if replayed.bit_equal else f"different, by up to {replayed.largest_difference} of 255"
     print(f"{options.file}: {verdict}  (seed {recorded.seed}, {time.perf_counter() - started:.1f} s)")
