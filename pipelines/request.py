@@ -94,8 +94,10 @@ class Request:
     def negative_prompts(self) -> tuple[str, ...]:
         """One per prompt."""
         negative = _strings(self.negative_prompt if self.negative_prompt is not None else "")
-        return negative if isinstance(self.negative_prompt, Sequence) and not isinstance(self.negative_prompt, str) else (
-            negative * self.num_prompts
+        return (
+            negative
+            if isinstance(self.negative_prompt, Sequence) and not isinstance(self.negative_prompt, str)
+            else (negative * self.num_prompts)
         )
 
     @property
@@ -188,7 +190,9 @@ def _check_seeds(request: Request) -> None:
             if not (_is_int(value) and 0 <= value <= MAX_SEED - count):
                 raise ValueError(f"seed is {value!r}; it must be a whole number from 0 to {MAX_SEED - count}")
         if isinstance(seed, Sequence) and len(seeds) != count:
-            raise ValueError(f"{len(seeds)} seeds for {count} pictures; it takes one to count up from, or one per picture")
+            raise ValueError(
+                f"{len(seeds)} seeds for {count} pictures; it takes one to count up from, or one per picture"
+            )
     for generator in generators or ():
         if not isinstance(cast(object, generator), torch.Generator) or generator.device.type != "cpu":
             raise ValueError(f"generator is {generator!r}; it must be a torch.Generator on the CPU, or one per picture")
@@ -224,7 +228,9 @@ def _check_output(request: Request) -> None:
     if not isinstance(latents, Tensor) or latents.ndim not in (4, 5) or not latents.is_floating_point():
         raise ValueError(f"latents is {_kind(latents)}; it must be a float tensor [N, C, F, h, w] or [N, C, h, w]")
     if latents.shape[0] != request.num_images:
-        raise ValueError(f"latents has {latents.shape[0]} rows for {request.num_images} pictures; it takes one per picture")
+        raise ValueError(
+            f"latents has {latents.shape[0]} rows for {request.num_images} pictures; it takes one per picture"
+        )
     if not bool(latents.isfinite().all()):
         raise ValueError("latents holds values that are not finite")
 

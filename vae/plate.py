@@ -38,6 +38,16 @@ class PlateVAE(nn.Module):
         self.register_buffer("latent_mean", torch.zeros(config.latent_channels))
         self.register_buffer("latent_std", torch.ones(config.latent_channels))
 
+    @property
+    def latent_channels(self) -> int:
+        """C."""
+        return self.config.latent_channels
+
+    @property
+    def downsampling(self) -> int:
+        """Pixels a side per latent cell."""
+        return DOWNSAMPLING
+
     def posterior(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance, before normalisation, [B*F, C, h, w], of frames [B*F, 3, H, W]."""
         mean, log_variance = self.encoder(pixels).chunk(2, dim=1)

@@ -1,0 +1,272 @@
+"""The picture pipeline: text-to-image, image-to-image and inpainting.
+
+Legend: N pictures, C latent channels, H W pixels, h w latent cells.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from torch import Tensor
+
+from ..core.attention.base import AttentionSelector
+from ..denoisers.base import Conditioning, Denoiser, Prompt
+from ..encoders.base import TextEncoder
+from ..schedulers.base import State, Step
+from ..vae.base import Autoencoder
+from ..vae.preview import LatentPreview
+from .arguments import ImageArguments
+from .base import Encoded, ImageStep, OnStep, Source
+from .finite import NonFiniteError, is_finite
+from .manifest import Manifest, Task, digest_input
+from .placement import device_named, dtype_named, moved
+from .plan import Inputs, Plan, generator_states, make_plan, read_inputs
+from .progress import Progress
+from .recipe import Recipe
+from .request import Request
+from .result import Result, to_images
+from .walk import Walk
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImagePipeline:
+    """Components and the stages over them; it keeps nothing between calls, so threads may share it.
+
+    Change one with `dataclasses.replace`. `encoders` by role; `dtype` is that of the weights: latents, sigma and time stay float32.
+    """
+
+    source: Source
+    recipe: Recipe
+    denoiser: Denoiser[Any]
+    encoders: Mapping[str, TextEncoder]
+    vae: Autoencoder
+    attention: AttentionSelector
+    preview_projection: LatentPreview | None = None
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        on_step: OnStep | None = None,
+        cancel: Event | None = None,
+        progress: bool = True,
+        **arguments: Unpack[ImageArguments],
+    ) -> Result:
+        """Pictures for a request (`Request` says what the arguments are): `decode` of the last step of `stream`.
+
+        `on_step` is called with every step; what it returns is ignored. A bar on stderr after two seconds, unless `progress` is false.
+
+        Raises:
+            ValueError, FileNotFoundError: an argument is wrong; nothing was computed. NonFiniteError: a value became NaN or infinite.
+            Cancelled: `cancel` was set; it holds the last step, and nothing was decoded.
+        """
+        encoded = self.encode(Request.of(prompt, arguments, self.source.family))
+        step: ImageStep | None = None
+        with Progress(enabled=progress) as bar:
+            for step in self.denoise(encoded, cancel=cancel):
+                bar.update(step.index + 1, step.total)
+                if on_step is not None:
+                    on_step(step)
+        assert step is not None
+        return self.decode(step)
+
+    def stream(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        cancel: Event | None = None,
+        **arguments: Unpack[ImageArguments],
+    ) -> Iterator[ImageStep]:
+        """The steps of a request; `decode` any of them. Arguments are checked, and prompts encoded, by the call itself."""
+        return self.denoise(self.encode(Request.of(prompt, arguments, self.source.family)), cancel=cancel)
+
+    @torch.no_grad()
+    def encode(self, request: Request) -> Encoded:
+        """Everything before the first step: choices, conditioning, the latents of input pictures.
+
+        Raises:
+            ValueError, FileNotFoundError: before anything is computed. NonFiniteError: an encoder's output is not finite.
+        """
+        start = time.perf_counter()
+        inputs = read_inputs(request)
+        plan = make_plan(request, self.recipe, inputs)
+        cells = self.vae.downsampling
+        shape = (plan.num_images, self.vae.latent_channels, 1, plan.height // cells, plan.width // cells)
+        initial = self._initial(request, shape)
+        conditioning = self._conditioning(request, plan)
+        source = None if inputs is None else self._latents(inputs)
+        remarks = conditioning.positive.warnings + (conditioning.negative.warnings if conditioning.negative else ())
+        return Encoded(
+            plan=plan,
+            shape=shape,
+            conditioning=conditioning,
+            noise=generator_states(request, plan.seeds),
+            initial=initial,
+            source=source,
+            pixels=None if inputs is None else inputs.pixels[list(inputs.rows)],
+            mask=None if inputs is None or inputs.mask is None else inputs.mask[list(inputs.mask_rows)],
+            warnings=tuple(dict.fromkeys((*plan.warnings, *remarks))),
+            manifest=self._manifest(request, plan),
+            seconds={"encode": time.perf_counter() - start},
+        )
+
+    def denoise(
+        self, encoded: Encoded, *, resume: State | None = None, cancel: Event | None = None
+    ) -> Iterator[ImageStep]:
+        """The steps of a run, or those that are left after `resume`, the state of a step of the same run, maybe in another process.
+
+        There is always at least one: where nothing is left to do (strength 0, or a state after the last step), it holds the result.
+
+        Raises:
+            ValueError: `resume` belongs to another run. NonFiniteError, Cancelled: see `__call__`; raised by the iterator.
+        """
+        walk = Walk(
+            denoiser=self.denoiser, attention=self.attention, downsampling=self.vae.downsampling, encoded=encoded
+        )
+        return walk.steps(resume, cancel)
+
+    @torch.no_grad()
+    def decode(self, latents: Step | Tensor, encoded: Encoded | None = None) -> Result:
+        """The pictures of a step, or of latents [N, C, 1, h, w] alone (their run is `encoded`, where it is given).
+
+        Without a run there are no seeds and no manifest, masks are not applied, and pictures are PIL.
+
+        Raises:
+            ValueError: latents of another shape. NonFiniteError: the decoder's output is not finite.
+        """
+        start = time.perf_counter()
+        run = latents.encoded if isinstance(latents, ImageStep) else encoded
+        seconds = dict(latents.seconds) if isinstance(latents, ImageStep) else dict(run.seconds) if run else {}
+        x = latents.latents if isinstance(latents, Step) else latents
+        if x.ndim != 5 or x.shape[1] != self.vae.latent_channels:
+            raise ValueError(f"latents have shape {tuple(x.shape)}; expected [N, {self.vae.latent_channels}, F, h, w]")
+        output_type = "pil" if run is None else run.plan.output_type
+        images = None if output_type == "latent" else to_images(self._pixels(x, run), output_type)
+        seconds["decode"] = time.perf_counter() - start
+        return Result(
+            images=images,
+            latents=x.float(),
+            seeds=() if run is None else run.plan.seeds,
+            timings=seconds,
+            warnings=() if run is None else run.warnings,
+            manifest=None if run is None else run.manifest,
+        )
+
+    def preview(self, step: Step) -> "list[Image]":
+        """Small pictures, a pixel per latent cell, of what the step expects the result to be; no decoder is run.
+
+        Raises:
+            ValueError: the model has no preview projection.
+        """
+        if self.preview_projection is None:
+            raise ValueError(f"{self.source.name} has no preview projection; decode the step instead")
+        images = to_images(self.preview_projection(step.denoised), "pil")
+        assert isinstance(images, list)
+        return images
+
+    def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> "ImagePipeline":
+        """A new pipeline with its weights on `device` in `dtype` (None: as now); this one stays as it is."""
+        place = self.device if device is None else device_named(device)
+        kind = self.dtype if dtype is None else dtype_named(dtype)
+        return dataclasses.replace(
+            self,
+            denoiser=moved(self.denoiser, place, kind),
+            encoders={role: moved(encoder, place, kind) for role, encoder in self.encoders.items()},
+            vae=moved(self.vae, place, kind),
+            device=place,
+            dtype=kind,
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Writes every file that `calotype.load(folder)` reads, weights in this pipeline's dtype. The folder is made if need be.
+
+        Raises:
+            ValueError: components that no layout is known for. OSError: the folder cannot be written to.
+        """
+        from .plate import save_plate
+
+        save_plate(self, Path(folder))
+
+    def _initial(self, request: Request, shape: tuple[int, ...]) -> Tensor | None:
+        if request.latents is None:
+            return None
+        given = request.latents if request.latents.ndim == 5 else request.latents[:, :, None]
+        if tuple(given.shape) != shape:
+            raise ValueError(f"latents have shape {tuple(request.latents.shape)}; this request needs {shape}")
+        return given.detach().to(self.device, torch.float32, copy=True)
+
+    def _conditioning(self, request: Request, plan: Plan) -> Prompt:
+        given = request.given_conditioning
+        positive = self._encode_text(request.prompts) if given is None else given.positive.to(self.device, self.dtype)
+        negative = None
+        if plan.guidance.needs_negative:
+            has = given is not None and given.negative is not None
+            negative = (
+                given.negative.to(self.device, self.dtype) if has else self._encode_text(request.negative_prompts)
+            )
+        if not is_finite(positive.states) or not (negative is None or is_finite(negative.states)):
+            raise NonFiniteError("encode")
+        return Prompt(positive=positive, negative=negative)
+
+    def _encode_text(self, prompts: tuple[str, ...]) -> Conditioning:
+        """One row per prompt; a prompt that comes twice is encoded once."""
+        distinct = tuple(dict.fromkeys(prompts))
+        text = self.encoders["llm"](distinct)
+        conditioning = Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
+        return (
+            conditioning if distinct == prompts else conditioning.rows([distinct.index(prompt) for prompt in prompts])
+        )
+
+    def _latents(self, inputs: Inputs) -> Tensor:
+        latents = self.vae.encode(inputs.pixels.to(self.device, self.dtype)).float()
+        if not is_finite(latents):
+            raise NonFiniteError("encode")
+        return latents[list(inputs.rows)]
+
+    def _pixels(self, latents: Tensor, run: Encoded | None) -> Tensor:
+        pixels = self.vae.decode(latents.to(self.device, self.dtype)).float()
+        if not is_finite(pixels):
+            raise NonFiniteError("decode")
+        if run is None or run.mask is None or run.pixels is None:
+            return pixels
+        return torch.where(run.mask.to(pixels.device), pixels, run.pixels.to(pixels.device))
+
+    def _manifest(self, request: Request, plan: Plan) -> Manifest:
+        task: Task = "text-to-image" if request.image is None else "image-to-image"
+        given = request.given_conditioning
+        inputs: dict[str, object] = {
+            "image": request.image,
+            "mask_image": request.mask_image,
+            "latents": request.latents,
+            "conditioning": None if given is None else [given.positive.states, given.positive.lengths],
+            "generator": None if request.generators is None else [each.get_state() for each in request.generators],
+        }
+        return Manifest.build(
+            family=self.source.family,
+            model=self.source.name,
+            weights=self.source.weights,
+            task=task if request.mask_image is None else "inpaint",
+            prompts=plan.prompts,
+            negative_prompts=plan.negative_prompts,
+            seeds=plan.seeds,
+            width=plan.width,
+            height=plan.height,
+            schedule=plan.full_schedule,
+            sampler=plan.sampler,
+            guidance=plan.guidance,
+            strength=plan.strength,
+            inputs={name: digest_input(value) for name, value in inputs.items() if value is not None},
+            dtype=self.dtype,
+            device=self.device,
+            attention=",".join(backend.name for backend in self.attention.backends),
+        )

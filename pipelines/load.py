@@ -1,0 +1,117 @@
+"""From a source to a pipeline or a language model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from .. import plate as bundled
+from ..core.attention.base import AttentionSelector
+from ..core.attention.registry import attention_selector
+from ..language.text import TextModel
+from .image import ImagePipeline
+from .placement import device_named, dtype_named
+
+BUNDLED = "plate"
+SUPPORTED = f"{BUNDLED!r} (the bundled model) and folders that pipe.save() wrote"
+
+
+def load(
+    source: str | Path | None = None,
+    *,
+    denoiser: object = None,
+    encoders: object = None,
+    vae: object = None,
+    tokenizers: object = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    offload: str | None = None,
+    attention: str | AttentionSelector | None = None,
+    revision: str | None = None,
+    variant: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> ImagePipeline:
+    """A pipeline, ready to run. Nothing is fetched from the network.
+
+    `source`: None or "plate" is the bundled model; a folder that `pipe.save` wrote. `device`: default the CPU. `dtype` of the weights:
+    default float32. `attention`: a backend's name, or a selector; default the fastest that takes each call.
+    `local_files_only` is accepted and changes nothing. The other arguments are for models that come in several parts, or over the
+    network; none of those loads today.
+
+    Raises:
+        ValueError: a source that is not supported, an argument that it does not use, a damaged file.
+        FileNotFoundError: a file of the folder is missing.
+    """
+    others: Mapping[str, object] = {
+        "denoiser": denoiser,
+        "encoders": encoders,
+        "vae": vae,
+        "tokenizers": tokenizers,
+        "offload": offload,
+        "revision": revision,
+        "variant": variant,
+        "token": token,
+    }
+    folder = source_folder(source)
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}: {source or BUNDLED} does not use this argument; it is loaded whole, from one folder"
+            )
+    place = device_named("cpu" if device is None else device)
+    kind = dtype_named(torch.float32 if dtype is None else dtype)
+    selector = attention if isinstance(attention, AttentionSelector) else attention_selector(attention)
+    from .plate import load_plate
+
+    name = BUNDLED if source is None or source == BUNDLED else str(folder.resolve())
+    return load_plate(folder, name, device=place, dtype=kind, attention=selector)
+
+
+def load_language_model(
+    source: str | Path | None = None,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    attention: str | AttentionSelector | None = None,
+) -> TextModel:
+    """The language model of a source (see `load`), to generate text with.
+
+    Raises:
+        ValueError, FileNotFoundError: as for `load`.
+    """
+    from .plate import load_text_model
+
+    return load_text_model(
+        source_folder(source),
+        device=device_named("cpu" if device is None else device),
+        dtype=dtype_named(torch.float32 if dtype is None else dtype),
+        attention=attention if isinstance(attention, AttentionSelector) else attention_selector(attention),
+    )
+
+
+def source_folder(source: str | Path | None) -> Path:
+    """The folder that a source stands for.
+
+    Raises:
+        ValueError: nothing that can be loaded today; the message says what it looks like, and what can.
+    """
+    if source is None or source == BUNDLED:
+        return bundled_folder()
+    path = Path(source)
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return path
+        looks = "a diffusers folder" if (path / "model_index.json").is_file() else "a folder without a config.json"
+        raise ValueError(f"cannot load {str(source)!r}, {looks}; supported today are {SUPPORTED}")
+    looks = (
+        f"a {path.suffix or 'nameless'} file" if path.is_file() else "neither a model's name nor a folder that is there"
+    )
+    if not path.exists() and str(source).count("/") == 1 and not str(source).startswith((".", "/", "~")):
+        looks = "which looks like a repository on the Hugging Face Hub"
+    raise ValueError(f"cannot load {str(source)!r}, {looks}; supported today are {SUPPORTED}")
+
+
+def bundled_folder() -> Path:
+    """The folder of the bundled model's files."""
+    return Path(str(bundled.__file__)).parent / "assets"

@@ -1,0 +1,230 @@
+"""The files of the plate family: weights, tokenizer and a config, in one folder."""
+
+import dataclasses
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..core.attention.base import AttentionSelector
+from ..core.checkpoint import file_digest
+from ..core.key_map import KeyMap, named_weights
+from ..core.key_rules import Layout, Rule
+from ..core.loading import load_weights, save_weights
+from ..denoisers.plate import PlateDenoiser, PlateDenoiserConfig
+from ..encoders.language import LanguageModelEncoder
+from ..language.model import LanguageModel, LanguageModelConfig
+from ..language.text import TextModel
+from ..language.tokenizer import Tokenizer, load_tokenizer
+from ..vae.plate import PlateVAE, PlateVAEConfig
+from ..vae.preview import LatentPreview
+from .base import Source
+from .image import ImagePipeline
+from .recipe import Recipe
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+FAMILY = "plate"
+WEIGHTS = ("denoiser.safetensors", "vae.safetensors", "language.safetensors")
+FILES = ("config.json", "tokenizer.json", *WEIGHTS)
+PREVIEW = ("preview.weight", "preview.bias")
+
+Config = TypeVar("Config", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """Where the language model is read as a text encoder."""
+
+    layer: int = 2
+    normed: bool = False
+    max_tokens: int = 32
+
+
+def load_plate(
+    folder: Path, name: str, *, device: torch.device, dtype: torch.dtype, attention: AttentionSelector
+) -> ImagePipeline:
+    """The pipeline of a folder with `FILES`; `name` is what loads it again.
+
+    Raises:
+        FileNotFoundError: a file is missing. ValueError: a file is damaged, or they do not belong together.
+    """
+    check_files(folder, FILES)
+    config = read_config(folder / "config.json")
+    with torch.device("meta"):
+        denoiser = PlateDenoiser(part(config, "denoiser", PlateDenoiserConfig))
+        vae = PlateVAE(part(config, "vae", PlateVAEConfig))
+    load_weights(denoiser, folder / WEIGHTS[0], dtype=dtype, device=device)
+    load_weights(vae, folder / WEIGHTS[1], _without_preview(vae), dtype=dtype, device=device)
+    return ImagePipeline(
+        source=Source(
+            family=FAMILY,
+            name=name,
+            weights={file: file_digest(folder / file) for file in (*WEIGHTS, "tokenizer.json")},
+        ),
+        recipe=Recipe.from_config(entries(config, "recipe")),
+        denoiser=denoiser.requires_grad_(False).eval(),
+        encoders={"llm": load_encoder(folder, config, device=device, dtype=dtype, attention=attention)},
+        vae=vae.requires_grad_(False).eval(),
+        attention=attention,
+        preview_projection=_read_preview(folder / WEIGHTS[1]),
+        device=device,
+        dtype=dtype,
+    )
+
+
+def load_encoder(
+    folder: Path, config: Mapping[str, Any], *, device: torch.device, dtype: torch.dtype, attention: AttentionSelector
+) -> LanguageModelEncoder:
+    """The language model of a plate folder, as its text encoder."""
+    with torch.device("meta"):
+        model = LanguageModel(part(config, "language", LanguageModelConfig), attention=attention)
+    load_weights(model, folder / WEIGHTS[2], dtype=dtype, device=device)
+    text = part(config, "text", TextConfig)
+    return LanguageModelEncoder(
+        language_model=model.requires_grad_(False).eval(),
+        tokenizer=load_tokenizer(folder / "tokenizer.json"),
+        layer=text.layer,
+        normed=text.normed,
+        max_tokens=text.max_tokens,
+    )
+
+
+def load_text_model(
+    folder: Path, *, device: torch.device, dtype: torch.dtype, attention: AttentionSelector
+) -> TextModel:
+    """The language model of a plate folder, to generate text with. Same errors as `load_plate`."""
+    check_files(folder, ("config.json", "tokenizer.json", WEIGHTS[2]))
+    config = read_config(folder / "config.json")
+    encoder = load_encoder(folder, config, device=device, dtype=dtype, attention=attention)
+    return TextModel(language_model=encoder.language_model, tokenizer=encoder.tokenizer)
+
+
+def check_files(folder: Path, files: Sequence[str]) -> None:
+    """Makes sure that all files are there, with a FileNotFoundError that names the first that is not."""
+    for file in files:
+        if not (folder / file).is_file():
+            raise FileNotFoundError(f"{folder / file}: no such file; a plate folder holds {', '.join(FILES)}")
+
+
+def save_plate(pipe: ImagePipeline, folder: Path) -> None:
+    """Writes the files of a pipeline of this family; each appears whole or not at all.
+
+    Raises:
+        ValueError: a component is of another family, or the folder cannot be written to.
+    """
+    denoiser, vae, encoder = pipe.denoiser, pipe.vae, pipe.encoders["llm"]
+    if not (
+        isinstance(denoiser, PlateDenoiser) and isinstance(vae, PlateVAE) and isinstance(encoder, LanguageModelEncoder)
+    ):
+        kinds = ", ".join(type(each).__name__ for each in (denoiser, vae, encoder))
+        raise ValueError(f"cannot save {kinds}: only pipelines whose parts are all of the {FAMILY} family can be saved")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder}: cannot make this folder: {error.strerror}") from None
+    text = TextConfig(layer=encoder.layer, normed=encoder.normed, max_tokens=encoder.max_tokens)
+    parts: dict[str, DataclassInstance] = {
+        "denoiser": denoiser.config,
+        "vae": vae.config,
+        "language": encoder.language_model.config,
+        "text": text,
+        "recipe": pipe.recipe,
+    }
+    config = {"family": FAMILY} | {name: dataclasses.asdict(value) for name, value in parts.items()}
+    save_weights(denoiser, folder / WEIGHTS[0])
+    save_weights(_with_preview(vae, pipe.preview_projection), folder / WEIGHTS[1])
+    save_weights(encoder.language_model, folder / WEIGHTS[2])
+    _write(folder / "tokenizer.json", _tokenizer_text(encoder.tokenizer))
+    _write(folder / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """A config file's entries.
+
+    Raises:
+        ValueError: not a JSON object, or one of another family.
+    """
+    try:
+        found: object = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: not a config file: {error}") from None
+    config = cast(Mapping[str, Any], found) if isinstance(found, dict) else {}
+    if config.get("family") != FAMILY:
+        raise ValueError(f"{path}: family is {config.get('family')!r}; the only family that loads today is {FAMILY!r}")
+    return config
+
+
+def entries(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The entries of one part of a config; none where it is left out."""
+    found = config.get(name, {})
+    if not isinstance(found, dict):
+        raise ValueError(f"config's {name} is {found!r}; it must be an object")
+    return cast(Mapping[str, Any], found)
+
+
+def part(config: Mapping[str, Any], name: str, kind: type[Config]) -> Config:
+    """One part of a config as its dataclass, JSON lists as tuples.
+
+    Raises:
+        ValueError: entries that are unknown, missing, or do not go together.
+    """
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in entries(config, name).items()}
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise ValueError(f"config's {name} does not fit {kind.__name__}: {error}") from None
+
+
+def _without_preview(vae: PlateVAE) -> KeyMap:
+    rules = tuple(Rule(name, name) for name in named_weights(vae))
+    return KeyMap((Layout(FAMILY, rules, drops=PREVIEW),))
+
+
+def _with_preview(vae: PlateVAE, preview: LatentPreview | None) -> nn.Module:
+    """A module with the autoencoder's own names and, beside them, the preview's."""
+    if preview is None:
+        return vae
+    holder = nn.Module()
+    for name, child in vae.named_children():
+        holder.add_module(name, child)
+    for name, buffer in vae.named_buffers(recurse=False):
+        holder.register_buffer(name, buffer)
+    projection = nn.Module()
+    projection.register_buffer("weight", preview.weight)
+    projection.register_buffer("bias", preview.bias)
+    holder.add_module("preview", projection)
+    return holder
+
+
+def _read_preview(path: Path) -> LatentPreview | None:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+        if not names.issuperset(PREVIEW):
+            return None
+        weight, bias = (cast(Tensor, file.get_tensor(name)).float() for name in PREVIEW)
+    return LatentPreview(weight=weight, bias=bias)
+
+
+def _tokenizer_text(tokenizer: Tokenizer) -> str:
+    return tokenizer.raw.to_str()
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)
