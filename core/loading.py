@@ -1,0 +1,137 @@
+"""Weights from safetensors files into a module, and back.
+
+Loading streams: each parameter is allocated once, in its final format and place, and its parts are copied straight
+from the mapped file. Anonymous memory at the peak is the weights alone (plus one part, cast, on its way to a device).
+"""
+
+import json
+import os
+import struct
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor, nn
+
+from .checkpoint import DTYPES, Files, Header, file_digest, read_header
+from .key_map import KeyMap, identity_key_map, named_weights
+from .weight_source import WeightSource
+
+__all__ = ["Files", "Header", "WeightSource", "file_digest", "load_weights", "read_header", "save_weights"]
+
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+def load_weights(
+    module: nn.Module,
+    files: Files,
+    key_map: KeyMap | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    hoisted: Callable[[str], bool] | None = None,
+) -> None:
+    """Gives a module, usually built on the meta device, the weights of a checkpoint.
+
+    Floating parameters and buffers become `dtype` (None: as the module declares them); others keep their type. `files`
+    is a safetensors file, an index, a folder, or several; `key_map` None means our own names. Parameters whose name
+    `hoisted` accepts are checked but left as they are, to be read through a `WeightSource`. Everything is checked
+    before anything is allocated, and the module changes only when all was read.
+
+    Raises FileNotFoundError for a missing file or shard, ValueError for a file that is not whole safetensors or does
+    not fit the module in names, shapes or kinds of number.
+    """
+    weights = named_weights(module)
+    _check_other_buffers(module, weights)
+    key_map = identity_key_map(module) if key_map is None else key_map
+    with WeightSource.for_module(module, files, key_map) as source:
+        values: dict[int, Tensor] = {}
+        for name in source:
+            if hoisted is None or not hoisted(name):
+                declared = weights[name].dtype
+                wanted = dtype if dtype is not None and declared.is_floating_point else declared
+                values[id(weights[name])] = source.read(name, dtype=wanted, device=device)
+    _assign(module, values, torch.device(device))
+
+
+def save_weights(
+    module: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a module's parameters and persistent buffers, shared ones once, as one safetensors file.
+
+    Floating ones are cast to `dtype` if given. The same weights always give the same bytes. The file appears whole or
+    not at all: it is written beside `path`, then moved. Raises FileNotFoundError if the folder does not exist,
+    ValueError if a weight has no value (meta device) or the file cannot be written.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent} to write {path.name} to")
+    tensors = {name: weight.detach() for name, weight in named_weights(module).items()}
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise ValueError(f"cannot save {name}: it is on the meta device and has no value")
+        if (dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype) not in _CODES:
+            raise ValueError(f"cannot save {name}: safetensors has no format for {tensor.dtype}")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with beside.open("wb") as stream:
+            _write(stream, tensors, dtype, metadata or {})
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _write(
+    stream: BinaryIO, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, metadata: Mapping[str, str]
+) -> None:
+    """The format: length of the header (8 bytes), the header (JSON, padded to 8 bytes), the tensors end to end."""
+    formats = {name: dtype if dtype and x.is_floating_point() else x.dtype for name, x in tensors.items()}
+    names = sorted(tensors, key=lambda name: (-formats[name].itemsize, name))  # widest first keeps every tensor aligned
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    position = 0
+    for name in names:
+        stop = position + tensors[name].numel() * formats[name].itemsize
+        header[name] = {
+            "dtype": _CODES[formats[name]],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [position, stop],
+        }
+        position = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    stream.write(struct.pack("<Q", len(text)) + text)
+    for name in names:
+        stored = tensors[name].to("cpu", formats[name]).contiguous()
+        stream.write(stored.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _check_other_buffers(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    persistent = {id(weight) for weight in weights.values()}
+    for name, buffer in module.named_buffers():
+        if buffer.is_meta and id(buffer) not in persistent:
+            raise ValueError(f"buffer {name} is on the meta device and in no checkpoint: it would have no value")
+
+
+def _assign(module: nn.Module, values: Mapping[int, Tensor], device: torch.device) -> None:
+    """Puts new tensors, by the id of the old ones, in every place that has the old one."""
+    parameters: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, old in list(owner.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(old) in values:
+                new = nn.Parameter(values[id(old)], requires_grad=old.requires_grad)
+                setattr(owner, name, parameters.setdefault(id(old), new))
+        for name, old in list(owner.named_buffers(recurse=False, remove_duplicate=False)):
+            if id(old) in values:
+                setattr(owner, name, values[id(old)])
+            elif not old.is_meta:
+                setattr(owner, name, old.to(device))
