@@ -86,7 +86,8 @@ class Schedule:
     def starting_at(self, strength: float) -> Self:
         """The last `int(num_steps * strength)` steps, at least one (image-to-image); points keep their index.
 
-        Start from `points[0].noised(x0, noise)`. Strength 0 also keeps one step: returning the input is the caller's case.
+        Start from `points[0].noised(x0, noise)`. Strength 0 also keeps one step: to return the input
+        is the caller's case.
 
         Raises:
             ValueError: strength outside [0, 1].
@@ -134,7 +135,7 @@ class State:
     noise: tuple[Tensor, ...]
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Contiguous CPU tensors by name (`index`, `latents`, `history.{i}`, `noise.{b}`), as a safetensors file takes them."""
+        """Contiguous CPU tensors by name: `index`, `latents`, `history.{i}`, `noise.{b}` (as safetensors take)."""
         tensors = {"index": torch.tensor(self.index), "latents": self.latents}
         tensors |= {f"history.{i}": tensor for i, tensor in enumerate(self.history)}
         tensors |= {f"noise.{b}": tensor for b, tensor in enumerate(self.noise)}
@@ -155,9 +156,8 @@ class State:
             *(f"noise.{b}" for b in range(len(noise))),
         }
         if expected != set(tensors):
-            raise ValueError(
-                f"not a sampler state: missing {sorted(expected - set(tensors))}, unknown {sorted(set(tensors) - expected)}"
-            )
+            missing, unknown = sorted(expected - set(tensors)), sorted(set(tensors) - expected)
+            raise ValueError(f"not a sampler state: missing {missing}, unknown {unknown}")
         return cls(index=int(tensors["index"]), latents=tensors["latents"], history=history, noise=noise)
 
 

@@ -71,7 +71,7 @@ def shift_sigma(sigma: float, shift: float) -> float:
 
 
 def exponential_shift_sigma(sigma: float, mu: float) -> float:
-    """`e^mu / (e^mu + 1/sigma - 1)`, that is `shift_sigma` with s = e^mu: for families with mu from the picture's size."""
+    """`e^mu / (e^mu + 1/sigma - 1)`, that is `shift_sigma` with s = e^mu: where mu comes from the size."""
     return shift_sigma(sigma, math.exp(mu))
 
 

@@ -22,7 +22,8 @@ def begin(
         raise ValueError(f"the state was saved after step {state.index}, this schedule has 1..{schedule.num_steps}")
     if len(state.history) != num_history:
         raise ValueError(
-            f"the state holds {len(state.history)} tensors of history, this sampler keeps {num_history}: another one saved it"
+            f"the state holds {len(state.history)} tensors of history, this sampler keeps {num_history}: "
+            "another sampler saved it"
         )
     noise.restore(state.noise)
     latents, *history = (tensor.to(x.device, torch.float32) for tensor in (state.latents, *state.history))

@@ -14,7 +14,8 @@ from .common import begin, step_done
 class DPMPP2M:
     """DPM-Solver++ (2M). Second order, one evaluation a step.
 
-    Lu et al. 2022 (https://arxiv.org/abs/2211.01095, algorithm 2). With lambda = log(alpha / sigma) and h = lambda' - lambda,
+    Lu et al. 2022 (https://arxiv.org/abs/2211.01095, algorithm 2).
+    With lambda = log(alpha / sigma) and h = lambda' - lambda,
     `x' = (sigma' / sigma) x + alpha' (1 - e^-h) x0`, `x0 = denoised + h / (2 h_last) (denoised - denoised_last)`.
     The first step and the one to sigma 0 use x0 = denoised; so does the one after sigma = 1 on the flow path, where
     h_last is infinite.
@@ -42,7 +43,8 @@ class DPMPP2M:
                 x0 = denoised + h / (2 * h_last) * (denoised - history[0])
             # alpha' (1 - e^-h) = alpha' - alpha sigma' / sigma, which has no infinity at alpha = 0 or sigma' = 0
             ratio = q.sigma / p.sigma
-            x = ratio * x + (q.alpha - p.alpha * ratio) * x0
+            # x + (ratio - 1) x, not ratio x: rounding a factor near 1 to float32 is an error that many steps add up
+            x = x + (ratio - 1) * x + (q.alpha - p.alpha * ratio) * x0
             history = (denoised,)
             yield step_done(i, x, denoised, schedule, noise, history)
 

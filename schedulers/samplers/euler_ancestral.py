@@ -14,7 +14,8 @@ from .common import begin, step_done
 class EulerAncestral:
     """An Euler step to a sigma below the next one, then noise up to it.
 
-    `x' = scale (x + (down - sigma) slope) + up noise`, see `ancestral_step`. `eta` in [0, 1] is the share of noise; 0 is Euler, bit for bit. The step to sigma 0 adds none.
+    `x' = scale (x + (down - sigma) slope) + up noise`, see `ancestral_step`.
+    `eta` in [0, 1] is the share of noise; 0 is Euler, bit for bit. The step to sigma 0 adds none.
 
     Raises:
         ValueError: eta outside [0, 1].
