@@ -65,7 +65,8 @@ class Conditioning:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prompt:
-    """What a run is told, one row per prompt: the prompts themselves, and what to stay away from (None: nothing said)."""
+    """What a run is told, one row per prompt: the prompts themselves, and what to stay away from (None: nothing
+    said)."""
 
     positive: Conditioning
     negative: Conditioning | None = None

@@ -21,7 +21,8 @@ from .base import Conditioning, Denoiser, P, Prompt
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What every guidance needs besides the denoiser and the prompt: the latents' shape [B, C, F, h, w], all points, how to compute."""
+    """What every guidance needs besides the denoiser and the prompt: the latents' shape [B, C, F, h, w], all points,
+    how to compute."""
 
     shape: tuple[int, ...]
     evaluations: Sequence[Point]
@@ -60,12 +61,13 @@ class Unguided:
 class ClassifierFree:
     """u + scale (c - u) (Ho and Salimans 2022).
 
-    `batched`: both passes as one batch of 2B rows, else one after the other; the same within rounding. `interval`: guide only where the
-    noise's share sigma / (alpha + sigma) lies in it, both ends included, and take c elsewhere (Kynkaanniemi et al. 2024); an interval
-    whose start is not below its end is empty. `rescale`: mix in, by this share, the result rescaled per row to the standard deviation of
-    c (Lin et al. 2023, section 3.4).
+    `batched`: both passes as one batch of 2B rows, else one after the other; the same within rounding. `interval`:
+    guide only where the noise's share sigma / (alpha + sigma) lies in it, both ends included, and take c elsewhere
+    (Kynkaanniemi et al. 2024); an interval whose start is not below its end is empty. `rescale`: mix in, by this share,
+    the result rescaled per row to the standard deviation of c (Lin et al. 2023, section 3.4).
 
-    Scale 1 runs the conditional pass alone, scale 0 without rescale the unconditional one alone, bit-identical to `Unguided`.
+    Scale 1 runs the conditional pass alone, scale 0 without rescale the unconditional one alone, bit-identical to
+    `Unguided`.
     """
 
     scale: float

@@ -21,10 +21,43 @@ if TYPE_CHECKING:
     Pictures = Picture | Sequence[Picture]
 
 PUBLIC_ARGUMENTS = frozenset(
-    "prompt prompt_2 negative_prompt height width num_frames num_inference_steps guidance_scale true_cfg_scale "
-    "guidance_scale_2 guidance_rescale num_images_per_prompt num_videos_per_prompt image last_image mask_image strength "
-    "control_image max_sequence_length clip_skip original_size target_size crops_coords_top_left aesthetic_score "
-    "denoising_start denoising_end latents sigmas output_type generator seed conditioning guidance sampler schedule".split()
+    (
+        "prompt",
+        "prompt_2",
+        "negative_prompt",
+        "height",
+        "width",
+        "num_frames",
+        "num_inference_steps",
+        "guidance_scale",
+        "true_cfg_scale",
+        "guidance_scale_2",
+        "guidance_rescale",
+        "num_images_per_prompt",
+        "num_videos_per_prompt",
+        "image",
+        "last_image",
+        "mask_image",
+        "strength",
+        "control_image",
+        "max_sequence_length",
+        "clip_skip",
+        "original_size",
+        "target_size",
+        "crops_coords_top_left",
+        "aesthetic_score",
+        "denoising_start",
+        "denoising_end",
+        "latents",
+        "sigmas",
+        "output_type",
+        "generator",
+        "seed",
+        "conditioning",
+        "guidance",
+        "sampler",
+        "schedule",
+    )
 )
 
 

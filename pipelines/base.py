@@ -33,9 +33,9 @@ class Source:
 class Encoded:
     """A request made ready: nothing here changes, so it can be denoised any number of times.
 
-    `shape` is that of the latents, [N, C, 1, h, w]. `conditioning` has one row per prompt. `noise` holds each picture's generator state before its initial noise is drawn.
-    `source` [N, C, 1, h, w] are the latents of the input pictures `pixels` [N, 3, 1, H, W]; `mask` [N, 1, 1, H, W] is true where
-    to repaint. `seconds` by stage.
+    `shape` is that of the latents, [N, C, 1, h, w]. `conditioning` has one row per prompt. `noise` holds each picture's
+    generator state before its initial noise is drawn. `source` [N, C, 1, h, w] are the latents of the input pictures
+    `pixels` [N, 3, 1, H, W]; `mask` [N, 1, 1, H, W] is true where to repaint. `seconds` by stage.
     """
 
     plan: Plan

@@ -10,7 +10,8 @@ from ..schedulers.base import Point, Slope
 
 
 class NonFiniteError(ArithmeticError):
-    """A NaN or an infinity came up: `stage` ("encode", "denoise" or "decode"), `step` (from 0) and `block`, where they are known."""
+    """A NaN or an infinity came up: `stage` ("encode", "denoise" or "decode"), `step` (from 0) and `block`, where they
+    are known."""
 
     def __init__(self, stage: str, step: int | None = None, total: int | None = None, block: str | None = None) -> None:
         place = stage if step is None else f"{stage}, step {step} of {total} (counted from 0)"

@@ -35,12 +35,15 @@ from .walk import Walk
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImagePipeline:
     """Components and the stages over them; it keeps nothing between calls, so threads may share it.
 
-    Change one with `dataclasses.replace`. `encoders` by role; `dtype` is that of the weights: latents, sigma and time stay float32.
+    Change one with `dataclasses.replace`. `encoders` by role; `dtype` is that of the weights: latents, sigma and time
+    stay float32.
     """
 
     source: Source
@@ -50,7 +53,7 @@ class ImagePipeline:
     vae: Autoencoder
     attention: AttentionSelector
     preview_projection: LatentPreview | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
     def __call__(
@@ -64,11 +67,12 @@ class ImagePipeline:
     ) -> Result:
         """Pictures for a request (`Request` says what the arguments are): `decode` of the last step of `stream`.
 
-        `on_step` is called with every step; what it returns is ignored. A bar on stderr after two seconds, unless `progress` is false.
+        `on_step` is called with every step; what it returns is ignored. A bar on stderr after two seconds, unless
+        `progress` is false.
 
         Raises:
-            ValueError, FileNotFoundError: an argument is wrong; nothing was computed. NonFiniteError: a value became NaN or infinite.
-            Cancelled: `cancel` was set; it holds the last step, and nothing was decoded.
+            ValueError, FileNotFoundError: an argument is wrong; nothing was computed. NonFiniteError: a value became
+            NaN or infinite. Cancelled: `cancel` was set; it holds the last step, and nothing was decoded.
         """
         encoded = self.encode(Request.of(prompt, arguments, self.source.family))
         step: ImageStep | None = None
@@ -87,7 +91,8 @@ class ImagePipeline:
         cancel: Event | None = None,
         **arguments: Unpack[ImageArguments],
     ) -> Iterator[ImageStep]:
-        """The steps of a request; `decode` any of them. Arguments are checked, and prompts encoded, by the call itself."""
+        """The steps of a request; `decode` any of them. Arguments are checked, and prompts encoded, by the call
+        itself."""
         return self.denoise(self.encode(Request.of(prompt, arguments, self.source.family)), cancel=cancel)
 
     @torch.no_grad()
@@ -95,7 +100,8 @@ class ImagePipeline:
         """Everything before the first step: choices, conditioning, the latents of input pictures.
 
         Raises:
-            ValueError, FileNotFoundError: before anything is computed. NonFiniteError: an encoder's output is not finite.
+            ValueError, FileNotFoundError: before anything is computed. NonFiniteError: an encoder's output is not
+            finite.
         """
         start = time.perf_counter()
         inputs = read_inputs(request)
@@ -123,12 +129,15 @@ class ImagePipeline:
     def denoise(
         self, encoded: Encoded, *, resume: State | None = None, cancel: Event | None = None
     ) -> Iterator[ImageStep]:
-        """The steps of a run, or those that are left after `resume`, the state of a step of the same run, maybe in another process.
+        """The steps of a run, or those that are left after `resume`, the state of a step of the same run, maybe in
+        another process.
 
-        There is always at least one: where nothing is left to do (strength 0, or a state after the last step), it holds the result.
+        There is always at least one: where nothing is left to do (strength 0, or a state after the last step), it holds
+        the result.
 
         Raises:
-            ValueError: `resume` belongs to another run. NonFiniteError, Cancelled: see `__call__`; raised by the iterator.
+            ValueError: `resume` belongs to another run. NonFiniteError, Cancelled: see `__call__`; raised by the
+            iterator.
         """
         walk = Walk(
             denoiser=self.denoiser, attention=self.attention, downsampling=self.vae.downsampling, encoded=encoded
@@ -188,7 +197,8 @@ class ImagePipeline:
         )
 
     def save(self, folder: str | Path) -> None:
-        """Writes every file that `calotype.load(folder)` reads, weights in this pipeline's dtype. The folder is made if need be.
+        """Writes every file that `calotype.load(folder)` reads, weights in this pipeline's dtype. The folder is made if
+        need be.
 
         Raises:
             ValueError: components that no layout is known for. OSError: the folder cannot be written to.

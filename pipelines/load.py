@@ -34,10 +34,10 @@ def load(
 ) -> ImagePipeline:
     """A pipeline, ready to run. Nothing is fetched from the network.
 
-    `source`: None or "plate" is the bundled model; a folder that `pipe.save` wrote. `device`: default the CPU. `dtype` of the weights:
-    default float32. `attention`: a backend's name, or a selector; default the fastest that takes each call.
-    `local_files_only` is accepted and changes nothing. The other arguments are for models that come in several parts, or over the
-    network; none of those loads today.
+    `source`: None or "plate" is the bundled model; a folder that `pipe.save` wrote. `device`: default the CPU. `dtype`
+    of the weights: default float32. `attention`: a backend's name, or a selector; default the fastest that takes each
+    call. `local_files_only` is accepted and changes nothing. The other arguments are for models that come in several
+    parts, or over the network; none of those loads today.
 
     Raises:
         ValueError: a source that is not supported, an argument that it does not use, a damaged file.

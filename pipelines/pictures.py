@@ -22,7 +22,8 @@ def read_pictures(pictures: "Pictures") -> Tensor:
     """Pixels [K, 3, 1, H, W] in -1..1, float32 on the CPU; transparent pixels over white.
 
     Raises:
-        ValueError: not pictures, values out of range or not finite, or pictures of different sizes. FileNotFoundError: no such file.
+        ValueError: not pictures, values out of range or not finite, or pictures of different sizes. FileNotFoundError:
+        no such file.
     """
     rows = [_colours(unit) for item in _items(pictures) for unit in _unit(item, "image")]
     return (_stack(rows, "image") * 2 - 1)[:, :, None]

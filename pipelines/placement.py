@@ -11,10 +11,11 @@ C = TypeVar("C")
 
 
 def moved(component: C, device: torch.device, dtype: torch.dtype) -> C:
-    """A copy whose floating-point tensors are on `device` in `dtype`, others on `device`. What need not change is shared.
+    """A copy whose floating-point tensors are on `device` in `dtype`, others on `device`. What need not change is
+    shared.
 
-    Modules are copied with their tensors converted one by one, so at most one tensor is held twice beyond the result; in dataclasses
-    every field is moved; anything else is returned as it is.
+    Modules are copied with their tensors converted one by one, so at most one tensor is held twice beyond the result;
+    in dataclasses every field is moved; anything else is returned as it is.
     """
     if isinstance(component, nn.Module):
         return cast(C, _moved_module(component, device, dtype))

@@ -18,7 +18,8 @@ FAMILY_PATH: Path = "flow"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs:
-    """The request's pictures: `pixels` [K, 3, 1, H, W], `mask` [M, 1, 1, H, W], and which of them each picture takes."""
+    """The request's pictures: `pixels` [K, 3, 1, H, W], `mask` [M, 1, 1, H, W], and which of them each picture
+    takes."""
 
     pixels: Tensor
     rows: tuple[int, ...]
@@ -28,7 +29,8 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """Every choice of a run. One entry per picture in `prompts`, `negative_prompts`, `seeds`, and `rows` (its prompt's number).
+    """Every choice of a run. One entry per picture in `prompts`, `negative_prompts`, `seeds`, and `rows` (its prompt's
+    number).
 
     `schedule` is what is run of `full_schedule`: its end where `strength` is below 1, None where it is 0.
     `negative_prompts` are None where the guidance needs none.

@@ -29,15 +29,16 @@ class Request:
     - `prompt`: one, or several. `negative_prompt`: one for all prompts, or one per prompt; "" where none is given.
     - `height`, `width`: pixels; with an `image` its own size.
     - `guidance_scale`, `guidance_rescale`: classifier-free guidance; or `guidance`, an object, instead of both.
-    - `seed`: an int (further pictures count up from it), or one per picture; or `generator`, a CPU generator per picture,
-      whose state is copied, never changed. Neither: a random seed, which the result records.
-    - `image`: start from it (one for all, one per prompt, or one per picture): PIL, array [H, W, 3], tensor [3, H, W], floats
-      in 0..1, or a file. `strength` in 0..1: how much of the schedule is run; 0 is the autoencoder's round trip.
+    - `seed`: an int (further pictures count up from it), or one per picture; or `generator`, a CPU generator per
+      picture, whose state is copied, never changed. Neither: a random seed, which the result records.
+    - `image`: start from it (one for all, one per prompt, or one per picture): PIL, array [H, W, 3], tensor [3, H, W],
+      floats in 0..1, or a file. `strength` in 0..1: how much of the schedule is run; 0 is the autoencoder's round trip.
     - `mask_image`: white (over a half) is painted anew, black keeps the image's pixels exactly. Same size as the image.
     - `latents` [N, C, F, h, w] or [N, C, h, w]: standard normal initial noise instead of drawing it.
     - `sigmas`: falling noise levels, or `schedule`, an object; `sampler`: an object or a name.
     - `conditioning`: encoded prompts (`Encoded.conditioning`) instead of `prompt`.
-    - `output_type`: "pil", "np" (float [N, H, W, 3]), "pt" (float [N, 3, H, W]), both in 0..1, or "latent": nothing is decoded.
+    - `output_type`: "pil", "np" (float [N, H, W, 3]), "pt" (float [N, 3, H, W]), both in 0..1, or "latent": nothing is
+      decoded.
 
     Raises:
         ValueError: an argument is of the wrong type, out of range, or does not go with another one.
@@ -136,7 +137,7 @@ def _check_negative(request: Request) -> None:
         raise ValueError("negative_prompt: conditioning already holds the negative rows; give one of the two")
     if not isinstance(negative, str) and len(negative) != request.num_prompts:
         raise ValueError(
-            f"{len(negative)} negative prompts for {request.num_prompts} prompts; it takes one for all, or one per prompt"
+            f"{len(negative)} negative prompts for {request.num_prompts} prompts; give one for all, or one per prompt"
         )
 
 

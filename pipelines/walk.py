@@ -143,3 +143,8 @@ class Walk:
             raise ValueError(f"the state has latents {tuple(state.latents.shape)}, this run has {self.encoded.shape}")
         if not 0 <= state.index <= total:
             raise ValueError(f"the state was saved after step {state.index}, this run has {total} steps")
+
+
+def _check_cancel(cancel: Event | None, done: ImageStep | None) -> None:
+    if cancel is not None and cancel.is_set():
+        raise Cancelled(done)

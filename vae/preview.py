@@ -11,7 +11,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LatentPreview:
-    """A linear projection of each latent cell to one colour: `weight` [3, C] and `bias` [3], fitted to the autoencoder."""
+    """A linear projection of each latent cell to one colour: `weight` [3, C] and `bias` [3], fitted to the
+    autoencoder."""
 
     weight: Tensor
     bias: Tensor
@@ -23,7 +24,7 @@ class LatentPreview:
             )
 
     def __call__(self, latents: Tensor) -> Tensor:
-        """Pixels [B, 3, F, h, w] in -1..1, float32, of latents [B, C, F, h, w]."""
+        """Float32 pixels [B, 3, F, h, w] in -1..1 of latents [B, C, F, h, w]."""
         weight, bias = (tensor.to(latents.device, torch.float32) for tensor in (self.weight, self.bias))
         colours = torch.einsum("rc,bcfhw->brfhw", weight, latents.float()) + bias.view(1, 3, 1, 1, 1)
         return colours.clamp(-1.0, 1.0)

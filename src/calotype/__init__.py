@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .pipelines.request import Request
     from .pipelines.result import Result
     from .pipelines.state import load_state, save_state
+    from .pipelines.text import load_language_model
     from .schedulers import (
         DPMPP2M,
         Euler,
@@ -85,7 +86,8 @@ _MODULES = {
     "pipelines.request": "Request",
     "pipelines.result": "Result",
     "pipelines.state": "load_state save_state",
-    "schedulers": "DPMPP2M Euler EulerAncestral Heun Schedule State Step flow_schedule flow_schedule_from_sigmas sampler_by_name",
+    "schedulers": "Schedule State Step flow_schedule flow_schedule_from_sigmas",
+    "schedulers.samplers": "DPMPP2M Euler EulerAncestral Heun sampler_by_name",
 }
 
 

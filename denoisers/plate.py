@@ -1,0 +1,236 @@
+"""The denoiser of `plate`: a single-stream diffusion transformer over picture tokens and text tokens.
+
+Text states pass through unmodulated blocks once per run; then picture and text tokens share every block, modulated by the time.
+Flow matching: the network gives the slope dx/dsigma = noise - data, and is told `1 - sigma`.
+
+Legend: B rows, E evaluations, C latent channels, F frames, h w latent cells, P cells per token side, N = F h w / P^2 picture tokens,
+Lt text tokens, Dt width of the text states, D width.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..core.attention.base import AttentionMask, AttentionSelector
+from ..core.blocks.decoder import DecoderBlock, DecoderConfig
+from ..core.modulation import Modulation, ScaleGate
+from ..core.norms import RMSNorm
+from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
+from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
+from ..schedulers.base import Point
+from .base import Conditioning
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlateDenoiserConfig:
+    """Sizes. `rotary_axes` are the widths for (text position or frame, row, column); frames begin at `frame_offset` on the first axis."""
+
+    latent_channels: int = 8
+    patch: int = 2
+    width: int = 256
+    heads: int = 4
+    layers: int = 6
+    text_layers: int = 2
+    text_width: int = 192
+    hidden: int = 640
+    time_width: int = 128
+    rotary_axes: tuple[int, int, int] = (16, 24, 24)
+    rotary_theta: float = 100.0
+    frame_offset: int = 32
+    norm_eps: float = 1e-6
+
+    def block(self) -> DecoderConfig:
+        """The blocks' config."""
+        return DecoderConfig(
+            width=self.width,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head_width=self.width // self.heads,
+            hidden=self.hidden,
+            norm_eps=self.norm_eps,
+            qk_norm=True,
+        )
+
+    def rotary(self) -> RotaryConfig:
+        """The rotary embedding's config."""
+        return RotaryConfig(axes=self.rotary_axes, theta=self.rotary_theta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlatePrepared:
+    """All that one run of the denoiser needs and that does not depend on the latents.
+
+    `modulation[e][i]` belongs to evaluation e and block i; `final[e]` to the output layer; `places[index]` finds e by a point's index.
+    """
+
+    text: Tensor  # [B, Lt, D]
+    position: Tensor  # [N, D]
+    rotary: Rotary
+    mask: AttentionMask
+    attention: AttentionSelector
+    runner: Runner
+    modulation: Sequence[Sequence[Sequence[Modulation]]]
+    final: Sequence[ScaleGate]
+    places: dict[int, int]
+
+    def at(self, evaluation: int) -> BlockInputs:
+        """What the blocks read in one evaluation."""
+        return BlockInputs(
+            rotary=self.rotary, mask=self.mask, attention=self.attention, modulation=self.modulation[evaluation]
+        )
+
+
+class PlateDenoiser(nn.Module):
+    """See the module's first lines; implements `Denoiser`."""
+
+    def __init__(self, config: PlateDenoiserConfig) -> None:
+        super().__init__()
+        self.config = config
+        token = config.latent_channels * config.patch**2
+        self.image_in = nn.Linear(token, config.width)
+        self.text_norm_in = RMSNorm(config.text_width, eps=config.norm_eps)
+        self.text_in = nn.Linear(config.text_width, config.width)
+        self.text_blocks = nn.ModuleList(DecoderBlock(config.block()) for _ in range(config.text_layers))
+        self.text_norm = RMSNorm(config.width, eps=config.norm_eps)
+        self.time_in = nn.Linear(config.time_width, config.time_width)
+        self.blocks = nn.ModuleList(DecoderBlock(config.block()) for _ in range(config.layers))
+        self.modulation = nn.ModuleList(nn.Linear(config.time_width, 4 * config.width) for _ in range(config.layers))
+        self.final_modulation = nn.Linear(config.time_width, 2 * config.width)
+        self.final_norm = RMSNorm(config.width, eps=config.norm_eps)
+        self.output = nn.Linear(config.width, token)
+
+    def prepare(
+        self,
+        conditioning: Conditioning,
+        shape: tuple[int, ...],
+        evaluations: Sequence[Point],
+        *,
+        attention: AttentionSelector,
+        runner: Runner = run_blocks,
+    ) -> PlatePrepared:
+        """Everything for latents of `shape` [B, C, F, h, w] at these points."""
+        times = torch.tensor([point.time for point in evaluations], dtype=torch.float32, device=conditioning.states.device)
+        modulation, final = self.modulations(times)
+        return PlatePrepared(
+            text=self.refine_text(conditioning.states, conditioning.lengths, attention),
+            position=self.position_embedding(shape, conditioning.states.device),
+            rotary=self.rotary_tables(shape, conditioning.states),
+            mask=text_mask(conditioning.lengths, conditioning.states.shape[1], self.num_image_tokens(shape)),
+            attention=attention,
+            runner=runner,
+            modulation=[_one_evaluation(modulation, e) for e in range(len(evaluations))],
+            final=[_row(final, e) for e in range(len(evaluations))],
+            places={point.index: e for e, point in enumerate(evaluations)},
+        )
+
+    def slope(self, x: Tensor, prepared: PlatePrepared, point: Point) -> Tensor:
+        """noise - data, float32 [B, C, F, h, w], at one of the points that were prepared."""
+        evaluation = prepared.places[point.index]
+        inputs, final = prepared.at(evaluation), prepared.final[evaluation]
+        return self.velocity(x, prepared.text, prepared.position, inputs, final, prepared.runner)
+
+    def velocity(
+        self, x: Tensor, text: Tensor, position: Tensor, inputs: BlockInputs, final: ScaleGate, runner: Runner
+    ) -> Tensor:
+        """The network itself: latents [B, C, F, h, w] and refined text [B, Lt, D] to the slope, float32."""
+        tokens = self.image_in(patchify(x, self.config.patch).to(text.dtype)) + position.to(text.dtype)
+        num_image = tokens.shape[1]
+        stream = runner(list(self.blocks), Stream(x=torch.cat((tokens, text), dim=1)), inputs, NoCache())
+        h = final.before(self.final_norm(stream.x[:, :num_image])) + final.gate
+        return unpatchify(self.output(h), x.shape, self.config.patch).float()
+
+    def refine_text(self, states: Tensor, lengths: Tensor, attention: AttentionSelector) -> Tensor:
+        """Text states [B, Lt, Dt] to text tokens [B, Lt, D]."""
+        weight = self.text_in.weight
+        h = self.text_in(self.text_norm_in(states.to(weight.dtype)))
+        inputs = BlockInputs(
+            rotary=rotary_table(self.config.rotary(), _text_positions(states)),
+            mask=text_mask(lengths, states.shape[1], 0),
+            attention=attention,
+        )
+        return self.text_norm(run_blocks(list(self.text_blocks), Stream(x=h), inputs, NoCache()).x)
+
+    def modulations(self, times: Tensor) -> tuple[list[list[ScaleGate]], ScaleGate]:
+        """Per block the two sublayers' modulations, and the final one, for sigmas [E]: tensors [E, 1, D]."""
+        weight = self.time_in.weight
+        embedded = sinusoid(1 - times, self.config.time_width).to(weight.dtype)
+        h = functional.silu(self.time_in(embedded))
+        per_block: list[list[ScaleGate]] = []
+        for linear in self.modulation:
+            scale_1, gate_1, scale_2, gate_2 = linear(h)[:, None].chunk(4, dim=-1)
+            per_block.append([ScaleGate(scale=scale_1, gate=gate_1), ScaleGate(scale=scale_2, gate=gate_2)])
+        scale, shift = self.final_modulation(h)[:, None].chunk(2, dim=-1)
+        return per_block, ScaleGate(scale=scale, gate=shift)
+
+    def rotary_tables(self, shape: tuple[int, ...], states: Tensor) -> Rotary:
+        """Tables for picture tokens then text tokens."""
+        _, _, frames, height, width = shape
+        patch = self.config.patch
+        start = (self.config.frame_offset, 0, 0)
+        grid = grid_positions((frames, height // patch, width // patch), start=start).to(states.device)
+        return rotary_table(self.config.rotary(), torch.cat((grid, _text_positions(states))))
+
+    def position_embedding(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Fixed sine-cosine embedding of row and column, [N, D]; the same for every frame."""
+        _, _, frames, height, width = shape
+        patch = self.config.patch
+        cells = grid_positions((height // patch, width // patch)).to(device)
+        half = self.config.width // 2
+        table = torch.cat((_axis_embedding(cells[:, 0], half), _axis_embedding(cells[:, 1], half)), dim=-1)
+        return table.repeat(frames, 1)
+
+    def num_image_tokens(self, shape: tuple[int, ...]) -> int:
+        """N for latents of `shape`."""
+        return shape[2] * shape[3] * shape[4] // self.config.patch**2
+
+
+def text_mask(lengths: Tensor, num_text: int, num_before: int) -> AttentionMask:
+    """Every query sees the `num_before` picture tokens and each row's valid text; no mask where no row is padded."""
+    if bool((lengths == num_text).all()):
+        return AttentionMask()
+    return AttentionMask(key_lengths=lengths + num_before)
+
+
+def patchify(x: Tensor, patch: int) -> Tensor:
+    """Latents [B, C, F, h, w] to tokens [B, F h w / P^2, C P P], channel-major."""
+    h = x.unflatten(4, (-1, patch)).unflatten(3, (-1, patch))  # [B, C, F, h/P, P, w/P, P]
+    return h.permute(0, 2, 3, 5, 1, 4, 6).flatten(4).flatten(1, 3)
+
+
+def unpatchify(tokens: Tensor, shape: Sequence[int], patch: int) -> Tensor:
+    """The inverse of `patchify`; `shape` is [B, C, F, h, w]."""
+    _, channels, frames, height, width = shape
+    h = tokens.unflatten(1, (frames, height // patch, width // patch)).unflatten(-1, (channels, patch, patch))
+    return h.permute(0, 4, 1, 2, 5, 3, 6).flatten(5).flatten(3, 4)
+
+
+def sinusoid(t: Tensor, width: int) -> Tensor:
+    """Sinusoidal embedding of t in 0..1, scaled by 1000, [E, width], cosines first (Ho et al. 2020)."""
+    half = width // 2
+    frequencies = torch.exp(-math.log(10000.0) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
+    angles = 1000.0 * t.float()[:, None] * frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def _axis_embedding(positions: Tensor, width: int) -> Tensor:
+    half = width // 2
+    frequencies = 1.0 / 10000.0 ** (torch.arange(half, dtype=torch.float32, device=positions.device) / half)
+    angles = positions.float()[:, None] * frequencies
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+def _text_positions(states: Tensor) -> Tensor:
+    index = torch.arange(states.shape[1], device=states.device)
+    return functional.pad(index[:, None], (0, 2))
+
+
+def _row(modulation: ScaleGate, e: int) -> ScaleGate:
+    return ScaleGate(scale=modulation.scale[e : e + 1], gate=modulation.gate[e : e + 1])
+
+
+def _one_evaluation(modulation: list[list[ScaleGate]], e: int) -> list[list[ScaleGate]]:
+    return [[_row(sublayer, e) for sublayer in block] for block in modulation]
