@@ -37,7 +37,11 @@ ORIGINAL = Layout(
 MAP = KeyMap((DIFFUSERS, ORIGINAL))
 TARGETS = {"blocks.0.qkv.weight": (8, 4), "blocks.11.qkv.weight": (8, 4), "patch.weight": (4, 12)}
 SOURCES = {
-    **{f"blocks.{i}.attn.to_{part}.weight": (rows, 4) for i in (0, 11) for part, rows in zip("vkq", (2, 2, 4), strict=True)},
+    **{
+        f"blocks.{i}.attn.to_{part}.weight": (rows, 4)
+        for i in (0, 11)
+        for part, rows in zip("vkq", (2, 2, 4), strict=True)
+    },
     "patch.weight": (4, 3, 2, 2),
     "pos_embed.table.weight": (7,),
 }
@@ -67,7 +71,10 @@ def test_sources_are_joined_in_the_order_of_the_rule() -> None:
 def test_prefix_layout_and_rule_alternatives() -> None:
     prefixed = {f"model.diffusion_model.{key}": shape for key, shape in SOURCES.items()}
     assert MAP.plan(prefixed, TARGETS)["patch.weight"].parts[0].source == "model.diffusion_model.patch.weight"
-    fused = {"blocks.0.attn.qkv_proj.weight": (8, 4), **{k: v for k, v in SOURCES.items() if not k.startswith("blocks.0.")}}
+    fused = {
+        "blocks.0.attn.qkv_proj.weight": (8, 4),
+        **{k: v for k, v in SOURCES.items() if not k.startswith("blocks.0.")},
+    }
     assert MAP.plan(fused, TARGETS)["blocks.0.qkv.weight"].parts[0].source == "blocks.0.attn.qkv_proj.weight"
     original = {"double.0.linear1.weight": (8, 4), "double.11.linear1.weight": (8, 4), "img_in.weight": (4, 12)}
     assert len(MAP.plan(original, TARGETS)) == 3
@@ -88,7 +95,10 @@ def test_unfilled_parameter_names_the_absent_key() -> None:
 
 def test_a_key_whose_parameter_the_model_lacks_matches_nothing() -> None:
     text = message(MAP, {**SOURCES, **{f"blocks.{i}.attn.to_q.bias": (4,) for i in range(5)}})
-    assert "5 of 13 keys match nothing (blocks.0.attn.to_q.bias, blocks.1.attn.to_q.bias, blocks.2.attn.to_q.bias, ...)" in text
+    assert (
+        "5 of 13 keys match nothing (blocks.0.attn.to_q.bias, blocks.1.attn.to_q.bias, blocks.2.attn.to_q.bias, ...)"
+        in text
+    )
 
 
 def test_parts_beside_a_complete_alternative_are_not_ignored() -> None:
@@ -231,5 +241,8 @@ def test_large_maps_are_planned_quickly() -> None:
 
     sources = {f"blocks.{i}.attn.to_{part}.weight": (2, 2) for i in range(1000) for part in "qkv"}
     start = time.perf_counter()
-    MAP.plan({**sources, "patch.weight": (4, 12)}, {**{f"blocks.{i}.qkv.weight": (6, 2) for i in range(1000)}, "patch.weight": (4, 12)})
+    MAP.plan(
+        {**sources, "patch.weight": (4, 12)},
+        {**{f"blocks.{i}.qkv.weight": (6, 2) for i in range(1000)}, "patch.weight": (4, 12)},
+    )
     assert time.perf_counter() - start < 2.0
