@@ -31,15 +31,15 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What made a batch of pictures, and which of them this is. Timings are left out: they differ on every run.
+    """What made a batch of pictures, and which of them this is. No timings: they differ on every run.
 
     `prompts`, `negative_prompts` and `seeds` hold one entry per picture of the batch, in the order of the result; `row`
     is this picture's place in it (None: all of them). The whole batch is kept because only the same batch is bit-equal
     when run again. Sizes are pixels.
 
     `weights` maps each file to its sha256; `sampler` and `guidance` are objects as `describe` puts them; `path`,
-    `sigmas` and `times` are the whole schedule with its end; `inputs` maps every argument that is neither text nor a number
-    ("image", "mask_image", "latents", "conditioning", "generator") to its `digest_input`.
+    `sigmas` and `times` are the whole schedule with its end; `inputs` maps every argument that is neither text nor a
+    number ("image", "mask_image", "latents", "conditioning", "generator") to its `digest_input`.
     """
 
     calotype: str
@@ -183,12 +183,6 @@ def describe(part: object) -> dict[str, Plain]:
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         described |= cast(dict[str, Plain], json.loads(json.dumps(dataclasses.asdict(part))))
     return described
-
-
-def digest_file(path: FilePath) -> str:
-    """sha256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_input(value: object) -> str:

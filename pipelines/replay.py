@@ -157,7 +157,7 @@ def changes(then: Manifest, now: Manifest) -> tuple[str, ...]:
 
 
 def _load(manifest: Manifest) -> "ImagePipeline":
-    """The model of a manifest, where and as it ran; a choice among several attention backends is left to be made again."""
+    """The model of a manifest, where and as it ran; a choice among attention backends is made again."""
     attention = None if "," in manifest.attention else manifest.attention
     return load(manifest.model, device=manifest.device, dtype=manifest.dtype, attention=attention)
 

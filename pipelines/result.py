@@ -28,9 +28,9 @@ class Result:
     """Pictures, and everything worth knowing about how they came to be.
 
     `images`: by `output_type` a list of PIL pictures, a float32 array [B, H, W, 3] or tensor [B, 3, H, W] in 0..1, or
-    None ("latent"). `videos`: None where pictures were made. `latents` [B, C, F, h, w] float32, as denoised. `seeds`: one
-    per picture. `timings`: seconds by stage. `warnings`: what was done otherwise than asked, one line each. `manifest`:
-    None where latents alone were decoded; then nobody knows how they were made, and files hold none.
+    None ("latent"). `videos`: None where pictures were made. `latents` [B, C, F, h, w] float32, as denoised. `seeds`:
+    one per picture. `timings`: seconds by stage. `warnings`: what was done otherwise than asked, one line each.
+    `manifest`: None where latents alone were decoded; then nobody knows how they were made, and files hold none.
     """
 
     images: "Images | None"

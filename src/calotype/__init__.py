@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .pipelines.request import Request
     from .pipelines.result import Result
     from .pipelines.state import load_state, save_state
-    from .pipelines.text import load_language_model
     from .schedulers import (
         DPMPP2M,
         Euler,

@@ -19,9 +19,7 @@ USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line (default: this process's) and returns its exit code."""
     try:
-        return _run(build_parser().parse_args(arguments))
-    except SystemExit as stop:
-        return int(stop.code or 0)
+        return _run(arguments)
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED
@@ -46,9 +44,13 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace) -> int:
-    run: Callable[[argparse.Namespace], int] = options.run
-    code = run(options)
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        options = build_parser().parse_args(arguments)
+        run: Callable[[argparse.Namespace], int] = options.run
+        code = run(options)
+    except SystemExit as stop:  # --help, --version
+        code = int(stop.code or 0)
     try:
         sys.stdout.flush()
     except OSError:

@@ -4,10 +4,10 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .bundled import OTHERS, WEIGHTS, assets, check_digest, inspect, read_config
 from .common import Commands, add_threads_option, use_threads
 
 if TYPE_CHECKING:
@@ -129,18 +129,40 @@ def _speed(device: "torch.device", dtype: "torch.dtype") -> float:
 
 
 def _bundled() -> tuple[list[str], bool]:
-    folder = assets()
+    """A line per file, and whether all are there and as they were made."""
+    from ..pipelines.load import bundled_folder
+    from ..pipelines.plate import FILES, entries, read_config
+
+    folder = bundled_folder()
     lines, whole = [str(folder)], True
     try:
-        expected = read_config(folder).get("sha256", {})
-    except (OSError, ValueError):
-        expected = {}
-    for name in (*WEIGHTS, *OTHERS):
-        path = folder / name
+        digests = entries(read_config(folder / "config.json"), "sha256")
+    except ValueError:
+        digests = {}
+    for name in FILES:
         try:
-            num_bytes = inspect(path).num_bytes if name in WEIGHTS else path.stat().st_size
-            lines.append(f"{name}: {num_bytes / 1e6:.2f} MB, {check_digest(path, expected)}")
+            lines.append(f"{name}: {_checked(folder / name, digests)}")
         except (OSError, ValueError) as error:
             lines.append(f"{name}: {'missing' if isinstance(error, FileNotFoundError) else error}")
             whole = False
     return lines, whole
+
+
+def _checked(path: Path, digests: Mapping[str, str]) -> str:
+    """Size and digest of a file in words.
+
+    Raises:
+        FileNotFoundError: it is not there. ValueError: it is damaged.
+    """
+    from ..core.checkpoint import file_digest, read_header
+    from ..pipelines.plate import read_config
+
+    digest, wanted = file_digest(path), digests.get(path.name)
+    if wanted is not None and digest != wanted:
+        raise ValueError(f"damaged, its sha256 is {digest[:12]}... instead of {wanted[:12]}...")
+    if path.suffix == ".safetensors":
+        read_header(path)
+    if path.name == "config.json":
+        read_config(path)
+    on_record = "" if wanted is None else ", as on record"
+    return f"{path.stat().st_size / 1e6:.2f} MB, sha256 {digest[:12]}...{on_record}"

@@ -27,8 +27,8 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "image",
         help="make pictures from words",
-        description="Makes a picture of what the words say. With --image it starts from a picture, with --mask it changes "
-        "a part of it.",
+        description="Makes a picture of what the words say. With --image it starts from a picture, with --mask it "
+        "changes a part of it.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,10 +1,11 @@
 """`calotype models`: what can be loaded, and the figures of the bundled model."""
 
 import argparse
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .bundled import WEIGHTS, WeightFile, assets, inspect, read_config
 from .common import Commands
 
 LOADABLE = """\
@@ -24,22 +25,29 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table."""
-    folder = assets()
-    config = read_config(folder)
-    files = [inspect(folder / name) for name in WEIGHTS]
-    for line in ("plate (bundled): words to pictures, and prompts to longer prompts", *map(_row, files)):
+    from ..pipelines.load import bundled_folder
+    from ..pipelines.plate import WEIGHTS, read_config
+
+    folder = bundled_folder()
+    config = read_config(folder / "config.json")
+    rows = [_row(folder / name) for name in WEIGHTS]
+    for line in ("plate (bundled): words to pictures, and prompts to longer prompts", *rows):
         print(line)
     for line in (*_recipe(config.get("recipe", {})), *_figures(folder.parent), "", LOADABLE):
         print(line)
     return 0
 
 
-def _row(file: WeightFile) -> str:
-    megabytes, millions = file.num_bytes / 1e6, file.num_parameters / 1e6
-    return f"  {file.path.stem:<13} {millions:6.2f} M parameters  {megabytes:6.2f} MB  {', '.join(file.dtypes)}"
+def _row(file: Path) -> str:
+    from ..core.checkpoint import read_header
+
+    tensors = read_header(file).tensors.values()
+    millions = sum(math.prod(tensor.shape) for tensor in tensors) / 1e6
+    dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
+    return f"  {file.stem:<13} {millions:6.2f} M parameters  {file.stat().st_size / 1e6:6.2f} MB  {dtypes}"
 
 
-def _recipe(recipe: dict[str, Any]) -> list[str]:
+def _recipe(recipe: Mapping[str, Any]) -> list[str]:
     return [f"  {name.replace('_', ' '):<22} {value}" for name, value in recipe.items()]
 
 
