@@ -15,7 +15,10 @@ Pairing = Literal["interleaved", "half"]
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig:
-    """Widths per axis, base, how channels pair up (neighbours, or first with second half of the head), and the tables' dtype."""
+    """Widths per axis, base, how channels pair up (neighbours, or first with second half of the head), and the tables' dtype.
+
+    Pair n of an axis of width w turns by position * theta^(-2n / w).
+    """
 
     axes: tuple[int, ...]
     theta: float = 10000.0
@@ -23,8 +26,10 @@ class RotaryConfig:
     dtype: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
-        if any(width % 2 for width in self.axes):
-            raise ValueError(f"rotary axes are {self.axes}; every width must be even")
+        if not self.axes or any(width < 2 or width % 2 for width in self.axes):
+            raise ValueError(f"rotary axes are {self.axes}; there must be one at least, each of an even width")
+        if self.theta <= 0:
+            raise ValueError(f"rotary theta is {self.theta}; it must be more than 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +42,13 @@ class Rotary:
 
 
 def rotary_table(config: RotaryConfig, positions: Tensor) -> Rotary:
-    """Tables for `positions` [B, L, A] or [L, A] (any real dtype). They are built on the CPU in the config's dtype, then go to the positions' device."""
+    """Tables for `positions` [B, L, A] or [L, A] (any real dtype).
+
+    They are built on the CPU in the config's dtype, so that every device gets the same numbers, then go to the positions' device.
+
+    Raises:
+        ValueError: the positions have another number of axes.
+    """
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     if positions.dim() == 2:
         positions = positions[None]
@@ -55,7 +66,13 @@ def _angles(positions: Tensor, width: int, theta: float) -> Tensor:
 
 
 def apply_rotary(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotate queries or keys [B, H, L, Dh]; computed in float32, returned in `x`'s dtype."""
+    """Rotate queries or keys [B, H, L, Dh]; computed in float32, returned in `x`'s dtype.
+
+    Raises:
+        ValueError: the tables are made for heads of another width.
+    """
+    if x.shape[-1] != 2 * rotary.cos.shape[-1]:
+        raise ValueError(f"the heads are {x.shape[-1]} wide; the rotary tables are made for {2 * rotary.cos.shape[-1]}")
     cos, sin = rotary.cos[:, None], rotary.sin[:, None]
     if rotary.pairing == "half":
         first, second = x.float().chunk(2, dim=-1)

@@ -19,7 +19,10 @@ _UNMODULATED = (Unmodulated(), Unmodulated())
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Sizes of one block. `qk_norm` normalises each head's queries and keys; `sandwich` also normalises each sublayer's output."""
+    """Sizes of one block.
+
+    `qk_norm` normalises each head's queries and keys; `sandwich` also normalises each sublayer's output; only `qkv_bias` adds a bias.
+    """
 
     width: int
     heads: int

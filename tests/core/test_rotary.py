@@ -1,0 +1,95 @@
+"""The rotary embedding against complex numbers, and what it promises."""
+
+import math
+
+import pytest
+import torch
+from calotype.core.rotary import Pairing, RotaryConfig, apply_rotary, grid_positions, rotary_table
+from torch import Tensor
+
+
+def rotate_by_complex_numbers(x: Tensor, positions: Tensor, axes: tuple[int, ...], theta: float, pairing: Pairing) -> Tensor:
+    """x [B, H, L, Dh] float64, positions [L, A]: pair n of axis a is multiplied by exp(i position_a theta^(-2n / width_a))."""
+    half = x.shape[-1] // 2
+    out = x.clone()
+    pair = 0
+    for axis, width in enumerate(axes):
+        for n in range(width // 2):
+            first, second = (2 * pair, 2 * pair + 1) if pairing == "interleaved" else (pair, pair + half)
+            angle = positions[:, axis].double() * theta ** (-2 * n / width)
+            turned = torch.complex(x[..., first], x[..., second]) * torch.exp(1j * angle)
+            out[..., first], out[..., second] = turned.real, turned.imag
+            pair += 1
+    return out
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("axes", [(8,), (4, 2, 6)])
+def test_it_multiplies_by_complex_numbers(axes: tuple[int, ...], dtype: str, pairing: Pairing) -> None:
+    config = RotaryConfig(axes=axes, theta=100.0, pairing=pairing, dtype="float64" if dtype == "float64" else "float32")
+    positions = torch.randint(0, 40, (5, len(axes)))
+    x = torch.randn(2, 3, 5, sum(axes))
+    expected = rotate_by_complex_numbers(x.double(), positions, axes, 100.0, pairing)
+    out = apply_rotary(x, rotary_table(config, positions))
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-5)
+
+
+def test_float64_tables_are_exact_at_large_positions_and_float32_tables_are_not() -> None:
+    positions = torch.tensor([[100_003]])
+    exact = torch.tensor([math.cos(100_003 * 10000 ** (-2 * n / 64)) for n in range(32)], dtype=torch.float64)
+    errors = [
+        float((rotary_table(RotaryConfig(axes=(64,), dtype=dtype), positions).cos[0, 0].double() - exact).abs().max())
+        for dtype in ("float64", "float32")
+    ]
+    assert errors[0] < 1e-6 < 1e-4 < errors[1]
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_scores_depend_on_distances_only(pairing: Pairing) -> None:
+    config = RotaryConfig(axes=(4, 8), theta=50.0, pairing=pairing)
+    q, k = torch.randn(1, 1, 1, 12), torch.randn(1, 1, 1, 12)
+    scores = [
+        (apply_rotary(q, rotary_table(config, torch.tensor([at]))) * apply_rotary(k, rotary_table(config, torch.tensor([to])))).sum()
+        for at, to in (([3, 9], [1, 4]), ([13, 5], [11, 0]))
+    ]
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-4, atol=1e-4)
+
+
+def test_rows_may_have_their_own_positions() -> None:
+    config = RotaryConfig(axes=(8,))
+    positions = torch.tensor([[[0], [1]], [[5], [9]]])
+    x = torch.randn(2, 3, 2, 8)
+    together = apply_rotary(x, rotary_table(config, positions))
+    for b in range(2):
+        assert torch.equal(together[b], apply_rotary(x[b : b + 1], rotary_table(config, positions[b]))[0])
+
+
+def test_the_dtype_is_kept_and_the_rotation_is_computed_in_float32() -> None:
+    rotary = rotary_table(RotaryConfig(axes=(8,)), torch.arange(5)[:, None])
+    assert rotary.cos.shape == (1, 5, 4)
+    assert rotary.cos.dtype == rotary.sin.dtype == torch.float32
+    x = torch.randn(1, 2, 5, 8, dtype=torch.bfloat16)
+    before = x.clone()
+    out = apply_rotary(x, rotary)
+    assert torch.equal(out, apply_rotary(x.float(), rotary).bfloat16())
+    assert torch.equal(x, before)
+
+
+def test_grid_positions_are_row_major_and_may_start_anywhere() -> None:
+    assert grid_positions((2, 1, 2)).tolist() == [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]
+    assert grid_positions((1, 2), start=(7, -1)).tolist() == [[7, -1], [7, 0]]
+    assert grid_positions((2,)).dtype == torch.int64
+
+
+def test_impossible_settings_are_refused() -> None:
+    for axes in ((8, 3), (), (0, 4)):
+        with pytest.raises(ValueError, match="even width"):
+            RotaryConfig(axes=axes)
+    with pytest.raises(ValueError, match="theta is 0"):
+        RotaryConfig(axes=(4,), theta=0)
+    with pytest.raises(ValueError, match="positions have 2 axes; the rotary embedding has 1"):
+        rotary_table(RotaryConfig(axes=(8,)), torch.zeros(5, 2))
+    rotary = rotary_table(RotaryConfig(axes=(2,)), torch.zeros(5, 1))
+    with pytest.raises(ValueError, match="heads are 8 wide; the rotary tables are made for 2"):
+        apply_rotary(torch.zeros(1, 1, 5, 8), rotary)
