@@ -1,0 +1,127 @@
+from typing import Any
+
+import pytest
+import torch
+from calotype.denoisers.base import Conditioning, Prompt
+from calotype.denoisers.guidance import Unguided
+from calotype.pipelines.arguments import nearest
+from calotype.pipelines.request import Request
+from calotype.schedulers import flow_schedule
+
+ROWS = Conditioning(states=torch.zeros(2, 3, 4), lengths=torch.tensor([3, 1]))
+NAN_LATENTS = torch.full((1, 4, 4, 4), torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt": None}, "give either prompt or conditioning"),
+        ({"prompt": "a", "conditioning": ROWS}, "not both"),
+        ({"prompt": []}, "prompt is an empty list; it takes at least one string"),
+        ({"prompt": 3}, "prompt is of type int; it must be a string"),
+        ({"prompt": ["a", None]}, "prompt holds None of type NoneType"),
+        ({"prompt": None, "conditioning": "a"}, "conditioning is of type str"),
+        ({"prompt": None, "conditioning": ROWS.rows([])}, "conditioning has no rows"),
+        ({"negative_prompt": ["a", "b"]}, "2 negative prompts for 1 prompts; give one for all, or one per prompt"),
+        ({"negative_prompt": 1.5}, "negative_prompt is of type float"),
+        ({"negative_prompt": []}, "negative_prompt is an empty list"),
+        ({"height": 64.0}, "height is 64.0; it must be a whole number"),
+        ({"width": True}, "width is True; it must be a whole number"),
+        ({"num_inference_steps": 0}, "num_inference_steps is 0; it must be at least 1"),
+        ({"num_inference_steps": -1}, "num_inference_steps is -1; it must be at least 1"),
+        ({"num_inference_steps": 2.5}, "num_inference_steps is 2.5"),
+        ({"num_images_per_prompt": 0}, "num_images_per_prompt is 0; it must be at least 1"),
+        ({"num_images_per_prompt": None}, "num_images_per_prompt is None"),
+        ({"guidance_scale": "high"}, "guidance_scale is 'high'; it must be a finite number"),
+        ({"guidance_scale": float("inf")}, "guidance_scale is inf"),
+        ({"guidance_rescale": 1.5}, "guidance_rescale is 1.5; it must be from 0 to 1"),
+        ({"guidance_scale": 2.0, "guidance": Unguided()}, "guidance_scale: guidance, an object"),
+        ({"mask_image": "x.png"}, "mask_image: it needs an image"),
+        ({"strength": 0.5}, "strength: it needs an image"),
+        ({"image": "x.png", "strength": 1.5}, "strength is 1.5; it must be from 0 to 1"),
+        ({"image": "x.png", "strength": -0.1}, "strength is -0.1; it must be from 0 to 1"),
+        ({"image": "x.png", "strength": float("nan")}, "strength is nan"),
+        ({"seed": -1}, "seed is -1; it must be a whole number from 0"),
+        ({"seed": 2**63}, f"seed is {2**63}"),
+        ({"seed": 1.0}, "seed is 1.0"),
+        ({"seed": "7"}, "seed is '7'"),
+        ({"seed": [1, 2]}, "2 seeds for 1 pictures"),
+        ({"seed": 1, "generator": torch.Generator()}, "seed and generator: give one of the two"),
+        ({"generator": [torch.Generator(), torch.Generator()]}, "2 generators for 1 pictures"),
+        ({"generator": torch.Generator(), "num_images_per_prompt": 2}, "1 generators for 2 pictures"),
+        ({"generator": [7]}, "generator is 7; it must be a torch.Generator on the CPU"),
+        ({"sigmas": []}, r"sigmas is \[\]"),
+        ({"sigmas": [1.0, "x"]}, "sigmas is .*at least one number"),
+        ({"sigmas": [1.0], "schedule": flow_schedule(1)}, "sigmas and schedule"),
+        ({"sigmas": [1.0, 0.5], "num_inference_steps": 3}, "num_inference_steps is 3, but sigmas has 2 steps"),
+        ({"schedule": flow_schedule(2), "num_inference_steps": 3}, "but schedule has 2 steps"),
+        ({"schedule": [1.0, 0.0]}, "schedule is of type list"),
+        ({"sampler": 3}, "sampler is 3"),
+        ({"output_type": "jpg"}, "output_type is 'jpg'; it must be one of pil, np, pt, latent"),
+        ({"latents": [1.0]}, "latents is list"),
+        ({"latents": torch.zeros(4, 4)}, r"latents is tensor \(4, 4\)"),
+        ({"latents": torch.zeros(1, 4, 4, 4, dtype=torch.int64)}, "it must be a float tensor"),
+        ({"latents": torch.zeros(2, 4, 4, 4)}, "latents has 2 rows for 1 pictures"),
+        ({"latents": NAN_LATENTS}, "latents holds values that are not finite"),
+    ],
+)
+def test_mistakes(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        Request(**({"prompt": "a cat"} | arguments))
+
+
+def test_negative_in_conditioning_and_as_text():
+    with pytest.raises(ValueError, match="already holds the negative rows"):
+        Request(conditioning=Prompt(positive=ROWS, negative=ROWS), negative_prompt="x")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "negative", "expected"),
+    [
+        ("a", None, ("",)),
+        ("a", "x", ("x",)),
+        (["a", "b"], None, ("", "")),
+        (["a", "b"], "x", ("x", "x")),
+        (["a", "b"], ["x", "y"], ("x", "y")),
+        (("a", "b"), ("x", ""), ("x", "")),
+    ],
+)
+def test_negative_prompts(prompt: Any, negative: Any, expected: tuple[str, ...]):
+    assert Request(prompt=prompt, negative_prompt=negative).negative_prompts == expected
+
+
+def test_counts():
+    assert Request(prompt=["a", "b"], num_images_per_prompt=3).num_images == 6
+    assert Request(conditioning=ROWS).num_prompts == 2
+    assert Request(prompt="").num_images == 1
+
+
+def test_final_zero_is_no_step():
+    assert Request(prompt="a", sigmas=[1.0, 0.5, 0.0], num_inference_steps=2).sigmas == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("name", ["num_frames", "control_image", "true_cfg_scale", "prompt_2", "clip_skip"])
+def test_arguments_of_other_families(name: str):
+    with pytest.raises(ValueError, match=f"{name}: plate does not use this argument; it takes conditioning, "):
+        Request.of("a", {name: 3}, "plate")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("steps", "num_inference_steps"),
+        ("num_steps", "num_inference_steps"),
+        ("num_inference_step", "num_inference_steps"),
+        ("guidance_scal", "guidance_scale"),
+        ("seeds", "seed"),
+        ("negative", "negative_prompt"),
+        ("mask", "mask_image"),
+    ],
+)
+def test_unknown_arguments(name: str, meant: str):
+    with pytest.raises(ValueError, match=f"{name}: unknown argument; did you mean {meant}?"):
+        Request.of("a", {name: 3}, "plate")  # type: ignore[misc]
+
+
+def test_nearest_prefers_names_that_contain_the_word():
+    assert nearest("scale", ("seed", "guidance_scale", "false")) == "guidance_scale"
