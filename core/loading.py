@@ -10,18 +10,41 @@ import struct
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .checkpoint import DTYPES, Files, Header, file_digest, read_header
 from .key_map import KeyMap, identity_key_map, named_weights
 from .weight_source import WeightSource
 
-__all__ = ["Files", "Header", "WeightSource", "file_digest", "load_weights", "read_header", "save_weights"]
+__all__ = [
+    "Files",
+    "Header",
+    "WeightSource",
+    "build_on_meta",
+    "file_digest",
+    "load_weights",
+    "read_header",
+    "save_weights",
+]
 
+_INITIALISERS: frozenset[Callable[..., Any]] = frozenset(
+    (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+)
+_M = TypeVar("_M", bound=nn.Module)
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+def build_on_meta(build: Callable[[], _M]) -> _M:
+    """The module that `build` makes, with weights that have shapes but no memory, and no initialisation.
+
+    Prefer it to a bare `torch.device("meta")`: there the normal distribution of `nn.Embedding` imports 800 modules.
+    """
+    with torch.device("meta"), _Uninitialised():
+        return build()
 
 
 def load_weights(
@@ -113,6 +136,17 @@ def _write(
     for name in names:
         stored = tensors[name].to("cpu", formats[name]).contiguous()
         stream.write(stored.reshape(-1).view(torch.uint8).numpy().data)
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Initialisers return their tensor as it is."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _INITIALISERS:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def _check_other_buffers(module: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -199,7 +199,7 @@ def test_an_operation_that_does_not_fit_is_refused(operation, shape: tuple[int, 
 
 
 def test_rules_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="placeholders of 'a.{j}'"):
+    with pytest.raises(ValueError, match=r"placeholders of 'a.{j}'"):
         Rule("a.{j}", "b.{i}")
     with pytest.raises(ValueError, match="needs a source"):
         Rule((), "b")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from calotype.core.checkpoint import read_checkpoint, read_header, resolve_files
 from calotype.core.key_map import KeyMap, Layout, Reshape, RowPermutation, Rule, identity_key_map
-from calotype.core.loading import file_digest, load_weights, save_weights
+from calotype.core.loading import build_on_meta, file_digest, load_weights, save_weights
 from calotype.core.weight_source import WeightSource
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -47,8 +47,7 @@ MAP = KeyMap(
 
 
 def on_meta() -> Model:
-    with torch.device("meta"):
-        return Model()
+    return build_on_meta(Model)
 
 
 def parts() -> dict[str, Tensor]:
@@ -94,6 +93,21 @@ def test_parts_are_joined_cast_and_placed(file: Path, dtype: torch.dtype) -> Non
     assert set(dict(module.named_buffers())) == {"steps", "mean"}
 
 
+def test_building_on_meta_runs_no_initialiser() -> None:
+    def build() -> nn.Module:
+        module = nn.ModuleList([nn.Embedding(5, 3), nn.Linear(3, 5), nn.Conv2d(2, 2, 1), nn.LayerNorm(3)])
+        nn.init.trunc_normal_(tensor=module[1].weight, std=0.02)
+        module[2].weight.detach().normal_()
+        return module
+
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    module = build_on_meta(build)
+    assert all(weight.is_meta for weight in module.parameters()) and len(list(module.parameters())) == 7
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_index_folder_and_several_files(tmp_path: Path) -> None:
     files = shard(tmp_path)
     for source in (tmp_path, tmp_path / "model.safetensors.index.json", files, str(tmp_path)):
@@ -103,9 +117,9 @@ def test_index_folder_and_several_files(tmp_path: Path) -> None:
 
 
 def test_missing_files_and_shards_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no weights file .*absent.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"no weights file .*absent.safetensors"):
         load_weights(on_meta(), tmp_path / "absent.safetensors", MAP)
-    with pytest.raises(FileNotFoundError, match="no weights index .*absent.json"):
+    with pytest.raises(FileNotFoundError, match=r"no weights index .*absent.json"):
         load_weights(on_meta(), tmp_path / "absent.json", MAP)
     with pytest.raises(FileNotFoundError, match="no safetensors file or index in the folder"):
         load_weights(on_meta(), tmp_path, MAP)
@@ -113,9 +127,9 @@ def test_missing_files_and_shards_are_named(tmp_path: Path) -> None:
         read_header(tmp_path / "absent.safetensors")
     files = shard(tmp_path)
     files[1].unlink()
-    with pytest.raises(FileNotFoundError, match="names a shard model-00002-of-00003.safetensors that is missing"):
+    with pytest.raises(FileNotFoundError, match=r"names a shard model-00002-of-00003.safetensors that is missing"):
         load_weights(on_meta(), tmp_path, MAP)
-    with pytest.raises(FileNotFoundError, match="one of 00003 shards; .*model-00002-of-00003.safetensors is missing"):
+    with pytest.raises(FileNotFoundError, match=r"one of 00003 shards; .*model-00002-of-00003.safetensors is missing"):
         load_weights(on_meta(), (files[0], files[2]), MAP)
     with pytest.raises(ValueError, match="no weights files were given"):
         load_weights(on_meta(), (), MAP)
@@ -201,7 +215,7 @@ def test_one_bad_shard_stops_everything(tmp_path: Path) -> None:
     files = shard(tmp_path)
     files[2].write_bytes(files[2].read_bytes()[:-3])
     module = on_meta()
-    with pytest.raises(ValueError, match="00003-of-00003.safetensors is truncated"):
+    with pytest.raises(ValueError, match=r"00003-of-00003.safetensors is truncated"):
         load_weights(module, tmp_path, MAP)
     assert all(weight.is_meta for weight in module.state_dict().values())
 
@@ -248,8 +262,7 @@ def test_shared_weights_stay_shared_and_the_rest_keeps_its_flags(tmp_path: Path)
     original = tied()
     save_weights(original, tmp_path / "w.safetensors")
     assert list(load_file(tmp_path / "w.safetensors")) == ["embedding.weight"]
-    with torch.device("meta"):
-        module = tied()
+    module = build_on_meta(tied)
     load_weights(module, tmp_path / "w.safetensors")
     assert module["head"].weight is module["embedding"].weight
     assert torch.equal(module["head"].weight, original["head"].weight) and not module["head"].weight.requires_grad
@@ -344,13 +357,13 @@ def test_saving_casts_floating_weights_only_and_handles_odd_ones(tmp_path: Path)
 
 
 def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no folder .*gone to write w.safetensors to"):
+    with pytest.raises(FileNotFoundError, match=r"no folder .*gone to write w.safetensors to"):
         save_weights(Model(), tmp_path / "gone" / "w.safetensors")
     with pytest.raises(ValueError, match="meta device"):
         save_weights(on_meta(), tmp_path / "w.safetensors")
     module = nn.Module()
     module.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
-    with pytest.raises(ValueError, match="no format for torch.complex64"):
+    with pytest.raises(ValueError, match=r"no format for torch.complex64"):
         save_weights(module, tmp_path / "w.safetensors")
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match="cannot write"):
@@ -378,7 +391,7 @@ import re, sys, threading
 import torch
 from torch import nn
 from calotype.core.key_map import KeyMap, Layout, RowPermutation, Rule
-from calotype.core.loading import load_weights
+from calotype.core.loading import build_on_meta, load_weights
 
 def anonymous():
     with open("/proc/self/status") as status:
@@ -401,6 +414,8 @@ def peak(dtype, operations):
     watcher.join()
     print(max(*peaks, anonymous()) - before, sum(p.nbytes for p in module.parameters()) / 2**20, len(peaks))
 
+build_on_meta(lambda: nn.Embedding(2, 3))
+assert "sympy" not in sys.modules
 torch.zeros(8).bfloat16().float()
 peak(torch.bfloat16, (RowPermutation((-1, 32, 2), (0, 2, 1)),))
 peak(torch.float32, ())
