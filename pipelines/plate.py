@@ -16,7 +16,7 @@ from ..core.attention.base import AttentionSelector
 from ..core.checkpoint import file_digest
 from ..core.key_map import KeyMap, named_weights
 from ..core.key_rules import Layout, Rule
-from ..core.loading import load_weights, save_weights
+from ..core.loading import build_on_meta, load_weights, save_weights
 from ..denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from ..encoders.language import LanguageModelEncoder
 from ..language.model import LanguageModel, LanguageModelConfig
@@ -58,9 +58,8 @@ def load_plate(
     """
     check_files(folder, FILES)
     config = read_config(folder / "config.json")
-    with torch.device("meta"):
-        denoiser = PlateDenoiser(part(config, "denoiser", PlateDenoiserConfig))
-        vae = PlateVAE(part(config, "vae", PlateVAEConfig))
+    denoiser = build_on_meta(lambda: PlateDenoiser(part(config, "denoiser", PlateDenoiserConfig)))
+    vae = build_on_meta(lambda: PlateVAE(part(config, "vae", PlateVAEConfig)))
     load_weights(denoiser, folder / WEIGHTS[0], dtype=dtype, device=device)
     load_weights(vae, folder / WEIGHTS[1], _without_preview(vae), dtype=dtype, device=device)
     return ImagePipeline(
@@ -84,8 +83,7 @@ def load_encoder(
     folder: Path, config: Mapping[str, Any], *, device: torch.device, dtype: torch.dtype, attention: AttentionSelector
 ) -> LanguageModelEncoder:
     """The language model of a plate folder, as its text encoder."""
-    with torch.device("meta"):
-        model = LanguageModel(part(config, "language", LanguageModelConfig), attention=attention)
+    model = build_on_meta(lambda: LanguageModel(part(config, "language", LanguageModelConfig), attention=attention))
     load_weights(model, folder / WEIGHTS[2], dtype=dtype, device=device)
     text = part(config, "text", TextConfig)
     return LanguageModelEncoder(
