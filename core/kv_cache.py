@@ -12,10 +12,11 @@ from .attention.base import AttentionMask
 
 
 class ContiguousKVCache:
-    """One preallocated [B, Hkv, capacity, Dh] buffer of keys and one of values per block; rows may hold different numbers of tokens.
+    """One preallocated [B, Hkv, capacity, Dh] buffer of keys and one of values per block.
 
-    A step reads `mask()` and `positions(L)`, runs the blocks (each calls `update`), then tells by `advance` how many of the L new tokens were
-    real in each row: the rest is padding at the end, which no real token sees and the next step overwrites. For inference: gradients do not flow through.
+    Rows may hold different numbers of tokens. A step reads `mask()` and `positions(L)`, runs the blocks (each calls
+    `update`), then tells by `advance` how many of the L new tokens were real in each row: the rest is padding at the
+    end, which no real token sees and the next step overwrites. For inference: gradients do not flow through.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class ContiguousKVCache:
         return (self._lengths[:, None] + torch.arange(num_new, device=self._lengths.device))[..., None]
 
     def update(self, block: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write block `block`'s new keys and values [B, Hkv, L, Dh] after each row's valid ones; views of all, [B, Hkv, longest + L, Dh].
+        """Write block `block`'s new keys and values [B, Hkv, L, Dh] after each row's valid ones.
+
+        Returns views of all keys and values, [B, Hkv, longest row + L, Dh].
 
         Raises:
             ValueError: they do not fit the capacity, or differ from the buffers in shape or dtype.
@@ -99,15 +102,16 @@ class ContiguousKVCache:
 
     def _check(self, keys: Tensor, values: Tensor) -> None:
         _, _, batch, heads, _, width = self._buffers.shape
+        num_new = keys.shape[2]
+        expected = [batch, heads, num_new, width]
         for name, new in (("keys", keys), ("values", values)):
-            rows, new_heads, num_new, new_width = new.shape
-            if (rows, new_heads, num_new, new_width) != (batch, heads, keys.shape[2], width):
-                raise ValueError(f"{name} are {list(new.shape)}; the cache takes [{batch}, {heads}, {keys.shape[2]}, {width}]")
+            if list(new.shape) != expected:
+                raise ValueError(f"{name} are {list(new.shape)}; the cache takes {expected}")
             if new.dtype != self._buffers.dtype:
                 raise ValueError(f"{name} are {new.dtype}; the cache keeps {self._buffers.dtype}")
         longest = max(self._counts)
-        if longest + keys.shape[2] > self.capacity:
-            raise ValueError(f"{longest} cached + {keys.shape[2]} new tokens exceed the cache's capacity of {self.capacity}")
+        if longest + num_new > self.capacity:
+            raise ValueError(f"{longest} cached + {num_new} new tokens exceed the cache's capacity of {self.capacity}")
 
     def _write(self, buffer: Tensor, new: Tensor) -> None:
         """`new` [B, Hkv, L, Dh] into `buffer` [B, Hkv, capacity, Dh]."""

@@ -23,7 +23,9 @@ class SwiGLU(nn.Module):
 class GELUMLP(nn.Module):
     """down(gelu(up(x))), with the exact or the tanh-approximated GELU."""
 
-    def __init__(self, width: int, hidden: int, *, bias: bool = True, approximate: Literal["none", "tanh"] = "tanh") -> None:
+    def __init__(
+        self, width: int, hidden: int, *, bias: bool = True, approximate: Literal["none", "tanh"] = "tanh"
+    ) -> None:
         super().__init__()
         self.approximate = approximate
         self.up = nn.Linear(width, hidden, bias=bias)

@@ -6,7 +6,10 @@ from torch.nn import functional
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019); `affine=False` leaves the weight out."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019).
+
+    `affine=False` leaves the weight out.
+    """
 
     def __init__(self, width: int, *, eps: float = 1e-6, affine: bool = True) -> None:
         super().__init__()

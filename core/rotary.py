@@ -15,9 +15,10 @@ Pairing = Literal["interleaved", "half"]
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig:
-    """Widths per axis, base, how channels pair up (neighbours, or first with second half of the head), and the tables' dtype.
+    """Widths per axis, base, how channels pair up, and the dtype that the tables are built in.
 
-    Pair n of an axis of width w turns by position * theta^(-2n / w).
+    Pair n of an axis of width w turns by position * theta^(-2n / w). "interleaved" pairs neighbours, "half" the first
+    half of the head with the second.
     """
 
     axes: tuple[int, ...]
@@ -44,7 +45,8 @@ class Rotary:
 def rotary_table(config: RotaryConfig, positions: Tensor) -> Rotary:
     """Tables for `positions` [B, L, A] or [L, A] (any real dtype).
 
-    They are built on the CPU in the config's dtype, so that every device gets the same numbers, then go to the positions' device.
+    They are built on the CPU in the config's dtype, so that every device gets the same numbers, then go to the
+    positions' device.
 
     Raises:
         ValueError: the positions have another number of axes.

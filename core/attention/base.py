@@ -16,9 +16,10 @@ from torch import Tensor
 class AttentionMask:
     """Which keys each query sees. Conditions add up; without any, every query sees every key.
 
-    `causal`: query n stands at place `query_offset` + n and sees the keys up to its own place; the offset is one number, or [B] int64
-    where rows differ (a ragged batch that continues from a cache). `key_lengths` [B] int64: row b sees its first `key_lengths[b]` keys.
-    A query that sees no key at all gets zeros from every backend, never NaN. The tensors must not be changed afterwards.
+    `causal`: query n stands at place `query_offset` + n and sees the keys up to its own place. The offset is one
+    number, or [B] int64 where rows differ (a ragged batch that continues from a cache). `key_lengths` [B] int64: row b sees its
+    first `key_lengths[b]` keys. A query that sees no key at all gets zeros from every backend, never NaN. The tensors
+    must not be changed afterwards.
     """
 
     causal: bool = False
@@ -30,7 +31,8 @@ class AttentionMask:
             raise ValueError(f"query_offset is {self.query_offset}; it must be at least 0")
         for name, value in (("query_offset", self.query_offset), ("key_lengths", self.key_lengths)):
             if isinstance(value, Tensor) and (value.dim() != 1 or value.dtype not in (torch.int32, torch.int64)):
-                raise ValueError(f"{name} has shape {list(value.shape)} and {value.dtype}; it must be [rows] of whole numbers")
+                shape = list(value.shape)
+                raise ValueError(f"{name} has shape {shape} and {value.dtype}; it must be [rows] of whole numbers")
 
     @property
     def is_full(self) -> bool:
@@ -43,7 +45,10 @@ class AttentionMask:
         return self.causal and self.key_lengths is None and at_end
 
     def dense(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-        """The mask as booleans (True: seen), [B or 1, 1, L or 1, Lk], or None where nothing is masked; kept for repeated calls."""
+        """The mask as booleans (True: seen), [B or 1, 1, L or 1, Lk], or None where nothing is masked.
+
+        It is kept for repeated calls.
+        """
         key = (num_queries, num_keys, device)
         if key not in self._dense:
             self._dense[key] = self._build(num_queries, num_keys, device)
@@ -107,7 +112,10 @@ class AttentionBackend(Protocol):
         ...
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """softmax(scale q k^T, over the keys seen) v, [B, H, L, Dh] in the dtype of the values; zeros where no key is seen."""
+        """softmax(scale q k^T, over the keys seen) v, [B, H, L, Dh] in the dtype of the values.
+
+        Zeros for a query that sees no key.
+        """
         ...
 
 

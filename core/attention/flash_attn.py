@@ -4,6 +4,7 @@ Legend: B rows, H query heads, L queries, Lk keys, Dh width of a head.
 """
 
 from functools import cached_property
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
@@ -13,7 +14,10 @@ from .base import AttentionCall, AttentionMask
 
 
 class FlashAttention:
-    """flash-attn 2.1 or newer: half precision on CUDA; key lengths only without gradients; no offset but that of the last queries."""
+    """flash-attn 2.1 or newer: half precision on CUDA.
+
+    Key lengths only without gradients, and no causal offset but that of the last queries.
+    """
 
     name = "flash_attn"
 
@@ -34,15 +38,18 @@ class FlashAttention:
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """[B, H, L, Dh]."""
-        from flash_attn import flash_attn_func, flash_attn_with_kvcache
-
+        package = import_module("flash_attn")
         queries, keys, values = (tensor.transpose(1, 2) for tensor in (call.queries, call.keys, call.values))
         lengths = call.mask.key_lengths
         if lengths is None:
-            out: Tensor = flash_attn_func(queries, keys, values, softmax_scale=call.scale, causal=call.mask.causal)
+            out: Tensor = package.flash_attn_func(
+                queries, keys, values, softmax_scale=call.scale, causal=call.mask.causal
+            )
         else:
             lengths = lengths.to(queries.device, torch.int32).clamp(max=keys.shape[1])
-            out = flash_attn_with_kvcache(queries, keys, values, cache_seqlens=lengths, softmax_scale=call.scale)
+            out = package.flash_attn_with_kvcache(
+                queries, keys, values, cache_seqlens=lengths, softmax_scale=call.scale
+            )
         return out.transpose(1, 2)
 
     @cached_property

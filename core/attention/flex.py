@@ -21,7 +21,10 @@ _Shape = tuple[int, int, int, torch.device]
 
 
 class FlexAttention:
-    """Compiled with Inductor on CUDA. On the CPU it runs unfused, to check results: a new kind of shape takes seconds to trace."""
+    """Compiled with Inductor on CUDA.
+
+    On a CPU it runs unfused, to check results: each new kind of shape takes seconds to trace.
+    """
 
     name = "flex"
 

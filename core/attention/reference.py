@@ -7,7 +7,10 @@ from .base import AttentionCall
 
 
 class ReferenceAttention:
-    """softmax(scale q k^T) v, computed in float32 (float64 for float64 inputs); runs everywhere, and is differentiable."""
+    """softmax(scale q k^T) v, computed in float32 (float64 for float64 inputs).
+
+    It runs everywhere, and is differentiable.
+    """
 
     name = "reference"
 

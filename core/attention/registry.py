@@ -32,7 +32,9 @@ def attention_selector(name: str | None = None) -> AttentionSelector:
 
 
 def attention_report(device: torch.device | str, dtype: torch.dtype) -> dict[str, str | None]:
-    """Why each backend refuses an ordinary call (8 heads of width 64, nothing masked, no gradients) on a device in a dtype; None: it runs.
+    """Why each backend refuses an ordinary call on a device in a dtype, by name; None where it runs.
+
+    Ordinary: 8 heads of width 64, nothing masked, no gradients.
 
     Raises:
         ValueError: the device is not there.

@@ -4,6 +4,7 @@ Legend: B rows, H query heads, L queries, Lk keys, Dh width of a head.
 """
 
 from functools import cached_property
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
@@ -36,14 +37,13 @@ class XFormersAttention:
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """[B, H, L, Dh]."""
-        from xformers.ops import memory_efficient_attention
-        from xformers.ops.fmha.attn_bias import LowerTriangularFromBottomRightMask
-
+        attend = import_module("xformers.ops").memory_efficient_attention
+        biases = import_module("xformers.ops.fmha.attn_bias")
         groups = call.queries.shape[1] // call.keys.shape[1]
         keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (call.keys, call.values))
         queries, keys, values = (tensor.transpose(1, 2) for tensor in (call.queries, keys, values))
-        bias = LowerTriangularFromBottomRightMask() if call.mask.causal else None
-        out: Tensor = memory_efficient_attention(queries, keys, values, attn_bias=bias, scale=call.scale)
+        bias = biases.LowerTriangularFromBottomRightMask() if call.mask.causal else None
+        out: Tensor = attend(queries, keys, values, attn_bias=bias, scale=call.scale)
         return out.transpose(1, 2)
 
     @cached_property

@@ -21,7 +21,8 @@ _UNMODULATED = (Unmodulated(), Unmodulated())
 class DecoderConfig:
     """Sizes of one block.
 
-    `qk_norm` normalises each head's queries and keys; `sandwich` also normalises each sublayer's output; only `qkv_bias` adds a bias.
+    `qk_norm` normalises each head's queries and keys; `sandwich` also normalises each sublayer's output; `qkv_bias` adds
+    the only bias there is.
     """
 
     width: int
@@ -36,7 +37,9 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key/value heads; heads must be a multiple")
+            raise ValueError(
+                f"{self.heads} heads cannot share {self.kv_heads} key/value heads; heads must be a multiple"
+            )
 
 
 class DecoderBlock(nn.Module):

@@ -37,7 +37,9 @@ def whole(blocks: Sequence[DecoderBlock], x: Tensor) -> Tensor:
     return run(blocks, x, torch.arange(x.shape[1])[:, None], AttentionMask(causal=True), NoCache())
 
 
-def step(blocks: Sequence[DecoderBlock], x: Tensor, cache: ContiguousKVCache, counts: Sequence[int] | None = None) -> Tensor:
+def step(
+    blocks: Sequence[DecoderBlock], x: Tensor, cache: ContiguousKVCache, counts: Sequence[int] | None = None
+) -> Tensor:
     out = run(blocks, x, cache.positions(x.shape[1]), cache.mask(), cache)
     cache.advance(torch.tensor(counts) if counts is not None else torch.full((len(x),), x.shape[1]))
     return out
@@ -53,7 +55,7 @@ def test_chunks_equal_the_whole(blocks: list[DecoderBlock], chunks: tuple[int, .
 
 
 def test_ragged_rows_equal_single_rows(blocks: list[DecoderBlock]) -> None:
-    """Prompts of 5, 2 and 3 tokens, padded with noise; then steps of 1, of 2 with padding, and of 1 in which row 1 rests."""
+    """Prompts of 5, 2 and 3 tokens, padded with noise; then steps of 1, 2 (padded), and 1 in which row 1 rests."""
     x = torch.randn(3, 9, WIDTH)
     cache, done = make_cache(3), [0, 0, 0]
     results: list[list[Tensor]] = [[], [], []]
@@ -137,7 +139,7 @@ def test_misuse_is_refused_with_numbers() -> None:
     with pytest.raises(ValueError, match="1 counts for a cache of 2 rows"):
         cache.advance([1])
     cache.advance([3, 1])
-    with pytest.raises(ValueError, match="3 cached . 2 new tokens exceed the cache's capacity of 4"):
+    with pytest.raises(ValueError, match=r"3 cached \+ 2 new tokens exceed the cache's capacity of 4"):
         cache.update(0, new[:, :, :2], new[:, :, :2])
     with pytest.raises(ValueError, match=r"values are \[1, 1, 1, 2\]; the cache takes \[2, 1, 1, 2\]"):
         cache.update(0, new[:, :, :1], new[:1, :, :1])

@@ -8,8 +8,10 @@ from calotype.core.rotary import Pairing, RotaryConfig, apply_rotary, grid_posit
 from torch import Tensor
 
 
-def rotate_by_complex_numbers(x: Tensor, positions: Tensor, axes: tuple[int, ...], theta: float, pairing: Pairing) -> Tensor:
-    """x [B, H, L, Dh] float64, positions [L, A]: pair n of axis a is multiplied by exp(i position_a theta^(-2n / width_a))."""
+def rotate_by_complex_numbers(
+    x: Tensor, positions: Tensor, axes: tuple[int, ...], theta: float, pairing: Pairing
+) -> Tensor:
+    """Pair n of axis a of x [B, H, L, Dh] float64 times exp(i position theta^(-2n / width of a)), positions [L, A]."""
     half = x.shape[-1] // 2
     out = x.clone()
     pair = 0
@@ -50,7 +52,10 @@ def test_scores_depend_on_distances_only(pairing: Pairing) -> None:
     config = RotaryConfig(axes=(4, 8), theta=50.0, pairing=pairing)
     q, k = torch.randn(1, 1, 1, 12), torch.randn(1, 1, 1, 12)
     scores = [
-        (apply_rotary(q, rotary_table(config, torch.tensor([at]))) * apply_rotary(k, rotary_table(config, torch.tensor([to])))).sum()
+        (
+            apply_rotary(q, rotary_table(config, torch.tensor([at])))
+            * apply_rotary(k, rotary_table(config, torch.tensor([to])))
+        ).sum()
         for at, to in (([3, 9], [1, 4]), ([13, 5], [11, 0]))
     ]
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-4, atol=1e-4)

@@ -44,9 +44,7 @@ def make_call(
     queries = torch.randn(2, heads, num_queries, width, generator=generator)
     keys = torch.randn(2, kv_heads, num_keys, width, generator=generator)
     values = torch.randn(2, kv_heads, num_keys, width, generator=generator)
-    return AttentionCall(
-        queries=queries.to(dtype), keys=keys.to(dtype), values=values.to(dtype), mask=mask, scale=0.3
-    )
+    return AttentionCall(queries=queries.to(dtype), keys=keys.to(dtype), values=values.to(dtype), mask=mask, scale=0.3)
 
 
 def one_query_at_a_time(call: AttentionCall) -> Tensor:
@@ -207,7 +205,7 @@ def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=N
 
 @pytest.fixture
 def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Packages with the signatures and the conventions (token-major, causal from the last key) of flash-attn and xformers."""
+    """Packages with the conventions of flash-attn and xformers: token-major, causal masks aligned at the last key."""
     for name, text in STAND_INS.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

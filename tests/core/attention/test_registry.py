@@ -59,7 +59,7 @@ def test_the_refusal_of_a_named_backend_is_an_error(name: str) -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="'sage'.*reference, sdpa, flex, flash_attn, xformers"):
+    with pytest.raises(ValueError, match=r"'sage'.*reference, sdpa, flex, flash_attn, xformers"):
         attention_selector("sage")
 
 
@@ -80,7 +80,7 @@ def test_optional_packages_are_imported_inside_functions_only(backend: Attention
     statements = ast.parse(inspect.getsource(module)).body
     imported = {node.module for node in statements if isinstance(node, ast.ImportFrom) and node.level == 0}
     imported |= {alias.name for node in statements if isinstance(node, ast.Import) for alias in node.names}
-    standard = {"collections.abc", "functools", "importlib.util", "typing", "weakref"}
+    standard = {"collections.abc", "functools", "importlib", "importlib.util", "typing", "weakref"}
     assert imported <= standard | {"torch", "torch.nn"}
 
 
@@ -88,7 +88,9 @@ def test_optional_packages_are_imported_inside_functions_only(backend: Attention
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every package is installed, and CUDA tensors can be described (not computed with)."""
     for module in ("flash_attn", "xformers", "flex"):
-        monkeypatch.setattr(f"calotype.core.attention.{module}.find_spec", lambda name: importlib.util.find_spec("torch"))
+        monkeypatch.setattr(
+            f"calotype.core.attention.{module}.find_spec", lambda name: importlib.util.find_spec("torch")
+        )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
 
 
@@ -99,7 +101,11 @@ CASES: list[tuple[type[AttentionBackend], Callable[[], AttentionCall], str | Non
     (FlashAttention, lambda: make_call(AttentionMask(causal=True), device="cuda", gradient=True), None),
     (FlashAttention, lambda: make_call(AttentionMask(causal=True, query_offset=3), device="cuda", num_keys=7), None),
     (FlashAttention, lambda: make_call(AttentionMask(key_lengths=LENGTHS), device="cuda"), None),
-    (FlashAttention, lambda: make_call(device="cuda", dtype=torch.float32), "torch.float32 is not supported; float16 and bfloat16 are"),
+    (
+        FlashAttention,
+        lambda: make_call(device="cuda", dtype=torch.float32),
+        "torch.float32 is not supported; float16 and bfloat16 are",
+    ),
     (FlashAttention, lambda: make_call(device="cuda", width=264), "head width 264 is not a multiple of 8 up to 256"),
     (FlashAttention, lambda: make_call(device="cuda", width=36), "head width 36 is not a multiple of 8 up to 256"),
     (FlashAttention, lambda: make_call(AttentionMask(causal=True), device="cuda", num_keys=7), AT_END),
@@ -122,7 +128,11 @@ CASES: list[tuple[type[AttentionBackend], Callable[[], AttentionCall], str | Non
         "torch.float64 is not supported; float16, bfloat16 and float32 are",
     ),
     (XFormersAttention, lambda: make_call(device="cuda", width=36), "head width 36 is not a multiple of 8"),
-    (XFormersAttention, lambda: make_call(AttentionMask(key_lengths=LENGTHS), device="cuda"), "key lengths are not supported"),
+    (
+        XFormersAttention,
+        lambda: make_call(AttentionMask(key_lengths=LENGTHS), device="cuda"),
+        "key lengths are not supported",
+    ),
     (XFormersAttention, lambda: make_call(AttentionMask(causal=True), device="cuda", num_keys=7), AT_END),
     (FlexAttention, lambda: make_call(device="cuda", gradient=True), None),
     (FlexAttention, lambda: make_call(gradient=True), "no gradients on a CPU"),

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 WIDTH, HEAD = 12, 8
 
 
-def make_block(*, kv_heads: int = 2, qk_norm: bool = False, sandwich: bool = False, qkv_bias: bool = False) -> DecoderBlock:
+def make_block(
+    *, kv_heads: int = 2, qk_norm: bool = False, sandwich: bool = False, qkv_bias: bool = False
+) -> DecoderBlock:
     config = DecoderConfig(
         width=WIDTH,
         heads=4,
@@ -33,7 +35,9 @@ def make_block(*, kv_heads: int = 2, qk_norm: bool = False, sandwich: bool = Fal
     return block
 
 
-def inputs(length: int, mask: AttentionMask, modulation: tuple[tuple[ScaleGate | ShiftScaleGate, ...], ...] = ()) -> BlockInputs:
+def inputs(
+    length: int, mask: AttentionMask, modulation: tuple[tuple[ScaleGate | ShiftScaleGate, ...], ...] = ()
+) -> BlockInputs:
     rotary = rotary_table(RotaryConfig(axes=(HEAD,), pairing="half"), torch.arange(length)[:, None])
     return BlockInputs(rotary=rotary, mask=mask, attention=attention_selector("reference"), modulation=modulation)
 
@@ -70,7 +74,13 @@ def written_out(x: Tensor, block: DecoderBlock, prepared: BlockInputs) -> Tensor
         first, second = prepared.modulation[0]
         assert isinstance(first, ShiftScaleGate)
         assert isinstance(second, ScaleGate)
-        scale_1, shift_1, gate_1, scale_2, gate_2 = first.scale[0], first.shift[0], first.gate[0], second.scale[0], second.gate[0]
+        scale_1, shift_1, gate_1, scale_2, gate_2 = (
+            first.scale[0],
+            first.shift[0],
+            first.gate[0],
+            second.scale[0],
+            second.gate[0],
+        )
     h = rms(x, block.attention_norm) * (1 + scale_1) + shift_1
     x = x + gate_1 * rms(attention(h, block, prepared), block.attention_post_norm)
     h = rms(x, block.mlp_norm) * (1 + scale_2) + shift_2
@@ -123,7 +133,9 @@ def test_padding_changes_nothing_where_key_lengths_hide_it() -> None:
 
 def test_every_parameter_gets_a_gradient() -> None:
     block = make_block(qk_norm=True, sandwich=True, qkv_bias=True)
-    block(Stream(x=torch.randn(1, 5, WIDTH)), inputs(5, AttentionMask(causal=True)), NoCache(), 0).x.square().sum().backward()
+    block(
+        Stream(x=torch.randn(1, 5, WIDTH)), inputs(5, AttentionMask(causal=True)), NoCache(), 0
+    ).x.square().sum().backward()
     for name, parameter in block.named_parameters():
         assert parameter.grad is not None, name
         assert float(parameter.grad.abs().max()) > 0, name
