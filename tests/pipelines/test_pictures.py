@@ -1,0 +1,96 @@
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from calotype.pipelines.pictures import read_masks, read_pictures, spread
+from PIL import Image
+
+PIXELS = numpy.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=numpy.uint8)
+EXPECTED = torch.from_numpy(PIXELS).permute(2, 0, 1)[None, :, None].float() / 255 * 2 - 1
+UNIT = torch.from_numpy(PIXELS).permute(2, 0, 1).float() / 255
+
+
+def test_every_form_of_a_picture(tmp_path: Path):
+    path = tmp_path / "a.png"
+    Image.fromarray(PIXELS).save(path)
+    forms: list[Any] = [
+        Image.fromarray(PIXELS),
+        path,
+        str(path),
+        PIXELS,
+        PIXELS[None],
+        PIXELS.astype(numpy.float32) / 255,
+        UNIT,
+        UNIT[None],
+        [UNIT],
+        torch.from_numpy(PIXELS).permute(2, 0, 1),
+    ]
+    for form in forms:
+        torch.testing.assert_close(read_pictures(form), EXPECTED)
+
+
+def test_grey_and_transparent_pictures():
+    grey = read_pictures(Image.new("L", (6, 4), 255))
+    assert grey.shape == (1, 3, 1, 4, 6) and bool((grey == 1).all())
+    assert bool((read_pictures(Image.new("RGBA", (6, 4), (0, 0, 0, 0))) == 1).all())
+
+
+def test_a_photo_taken_sideways_is_turned(tmp_path: Path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(PIXELS).save(tmp_path / "a.png", exif=exif)
+    assert read_pictures(tmp_path / "a.png").shape[-2:] == (6, 4)
+
+
+MASK = numpy.array([[0, 255, 127], [128, 0, 255]], dtype=numpy.uint8)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Image.fromarray(MASK),
+        Image.fromarray(MASK).convert("RGB"),
+        MASK,
+        MASK[..., None],
+        MASK > 127,
+        torch.from_numpy(MASK),
+        torch.from_numpy(MASK)[None],
+        torch.from_numpy(MASK > 127)[None, None],
+        MASK.astype(numpy.float64) / 255,
+    ],
+)
+def test_every_form_of_a_mask(form: Any):
+    assert torch.equal(read_masks(form), torch.from_numpy(MASK > 127)[None, None, None])
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ([], "an empty list of pictures"),
+        (numpy.zeros((4, 6)), r"image has shape \(1, 4, 6\); it must be \[H, W, 3\]"),
+        (torch.zeros(4, 5, 6), r"image has shape \(4, 5, 6\); it must be \[3, H, W\]"),
+        (torch.full((3, 4, 4), -1.0), "image has values from -1 to -1; floats must be from 0 to 1"),
+        (torch.full((3, 4, 4), torch.nan), "image has values from nan to nan"),
+        (numpy.full((4, 4, 3), 255.0), "image has values from 255 to 255"),
+        ({"a": 1}, "image is of type dict"),
+    ],
+)
+def test_what_is_no_picture(form: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        read_pictures(form)
+
+
+def test_unreadable_files(tmp_path: Path):
+    (tmp_path / "a.png").write_bytes(b"nothing like a picture")
+    with pytest.raises(ValueError, match="not a picture in a known format"):
+        read_pictures(tmp_path / "a.png")
+    with pytest.raises(FileNotFoundError, match=r"b\.png"):
+        read_pictures(tmp_path / "b.png")
+
+
+def test_spread():
+    assert spread(torch.zeros(3, 1), "image", 3, 2) == (0, 0, 1, 1, 2, 2)
+    with pytest.raises(ValueError, match="mask_image holds 2 pictures for 3 prompts"):
+        spread(torch.zeros(2, 1), "mask_image", 3, 2)
