@@ -64,3 +64,15 @@ class ShiftScaleGate:
     def after(self, h: Tensor) -> Tensor:
         """gate h."""
         return h * self.gate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftScale:
+    """h (1 + scale) + shift: the modulation of an output layer, which has no gate."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def before(self, h: Tensor) -> Tensor:
+        """h (1 + scale) + shift."""
+        return h * (1 + self.scale) + self.shift

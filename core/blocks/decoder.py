@@ -21,8 +21,8 @@ _UNMODULATED = (Unmodulated(), Unmodulated())
 class DecoderConfig:
     """Sizes of one block.
 
-    `qk_norm` normalises each head's queries and keys; `sandwich` also normalises each sublayer's output; `qkv_bias` adds
-    the only bias there is.
+    `qk_norm` normalises each head's queries and keys; `sandwich` also normalises each sublayer's output; `qkv_bias`
+    adds the only bias there is.
     """
 
     width: int
