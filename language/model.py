@@ -4,16 +4,15 @@ Legend: B rows, L tokens, D width, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core.attention.base import AttentionMask, AttentionSelector
-from ..core.attention.reference import ReferenceAttention
-from ..core.attention.sdpa import SDPAAttention
+from ..core.attention.registry import attention_selector
 from ..core.blocks.decoder import DecoderBlock, DecoderConfig
+from ..core.kv_cache import ContiguousKVCache
 from ..core.norms import RMSNorm
 from ..core.rotary import RotaryConfig, rotary_table
 from ..core.stream import BlockInputs, Cache, NoCache, Stream, run_blocks
@@ -57,26 +56,13 @@ class LanguageModelConfig:
         return RotaryConfig(axes=(self.head_width,), theta=self.rope_theta, pairing="half")
 
 
-class GrowingCache(Cache, Protocol):
-    """A cache that knows how many tokens each row holds (`core.kv_cache.ContiguousKVCache`)."""
-
-    @property
-    def lengths(self) -> Tensor:
-        """Tokens held, [B] int64."""
-        ...
-
-    def advance(self, counts: Tensor) -> None:
-        """Count the tokens of the last `update`s as held: `counts` [B] int64, at most L."""
-        ...
-
-
 class LanguageModel(nn.Module):
     """Embedding, decoder blocks, norm, and a head that is the embedding transposed unless `tie_embeddings` is false."""
 
     def __init__(self, config: LanguageModelConfig, *, attention: AttentionSelector | None = None) -> None:
         super().__init__()
         self.config = config
-        self.attention = attention or AttentionSelector(backends=(SDPAAttention(), ReferenceAttention()))
+        self.attention = attention or attention_selector()
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList(DecoderBlock(config.block) for _ in range(config.layers))
         self.norm = RMSNorm(config.width, eps=config.norm_eps)
@@ -90,25 +76,24 @@ class LanguageModel(nn.Module):
         """
         if not 0 <= layer <= self.config.layers:
             raise ValueError(f"layer is {layer}; this model has layers 0 to {self.config.layers}")
-        x = self._run(ids, layer, NoCache(), self._positions(ids, None), AttentionMask(causal=True))
+        x = self._from_nothing(ids, layer)
         x = self.norm(x) if normed else x
         valid = torch.arange(ids.shape[1], device=ids.device) < lengths.to(ids.device)[:, None]
         return torch.where(valid[..., None], x, torch.zeros_like(x))
 
-    def logits(self, ids: Tensor, *, cache: GrowingCache | None = None, counts: Tensor | None = None) -> Tensor:
+    def logits(self, ids: Tensor, *, cache: ContiguousKVCache | None = None, counts: Tensor | None = None) -> Tensor:
         """Logits [B, L, V] of the token after each of `ids` [B, L] int64 (rows padded at the end).
 
         With a `cache`, `ids` follow what it holds, and it then holds the first `counts[b]` [B] of row b's too (default: all L).
 
         Raises:
-            ValueError: more tokens than the context length, or several tokens a row behind rows of unequal lengths.
+            ValueError: more tokens than the context length.
         """
         if cache is None:
-            return self._head(self._run(ids, self.config.layers, NoCache(), self._positions(ids, None), AttentionMask(causal=True)))
-        held = cache.lengths
-        positions, mask = self._positions(ids, held), _mask_behind(held, ids.shape[1])
-        x = self._run(ids, self.config.layers, cache, positions, mask)
-        cache.advance(torch.full_like(held, ids.shape[1]) if counts is None else counts)
+            return self._head(self._from_nothing(ids, self.config.layers))
+        self._check_fits(int(cache.lengths.max()) + ids.shape[1])
+        x = self._run(ids, self.config.layers, cache, cache.positions(ids.shape[1]), cache.mask())
+        cache.advance([ids.shape[1]] * len(ids) if counts is None else counts)
         return self._head(x)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -124,16 +109,14 @@ class LanguageModel(nn.Module):
         x = self.norm(x)
         return functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
-    def _positions(self, ids: Tensor, held: Tensor | None) -> Tensor:
-        """[B or 1, L, 1] int64, counted from what each row's cache holds."""
-        positions = torch.arange(ids.shape[1], device=ids.device)[None, :, None]
-        longest = ids.shape[1]
-        if held is not None:
-            positions = positions + held.to(ids.device)[:, None, None]
-            longest += int(held.max())
-        if longest > self.config.context_length:
-            raise ValueError(f"{longest} tokens do not fit; the context length is {self.config.context_length}")
-        return positions
+    def _from_nothing(self, ids: Tensor, layer: int) -> Tensor:
+        self._check_fits(ids.shape[1])
+        positions = torch.arange(ids.shape[1], device=ids.device)[:, None]
+        return self._run(ids, layer, NoCache(), positions, AttentionMask(causal=True))
+
+    def _check_fits(self, num_tokens: int) -> None:
+        if num_tokens > self.config.context_length:
+            raise ValueError(f"{num_tokens} tokens do not fit; the context length is {self.config.context_length}")
 
     def _initialise(self) -> None:
         """Normal weights of 0.02; what is added to the residual stream is smaller by sqrt(2 layers) (GPT-2)."""
@@ -142,13 +125,3 @@ class LanguageModel(nn.Module):
                 into_stream = name.endswith(("attention.output.weight", "mlp.down.weight"))
                 std = _EMBEDDING_STD / (2 * self.config.layers) ** 0.5 if into_stream else _EMBEDDING_STD
                 nn.init.normal_(parameter, std=std)
-
-
-def _mask_behind(held: Tensor, num_queries: int) -> AttentionMask:
-    """The causal mask of `num_queries` new tokens a row behind `held` [B] old ones."""
-    if num_queries == 1:
-        return AttentionMask(key_lengths=held + 1)
-    first = int(held[0])
-    if bool((held != first).any()):
-        raise ValueError(f"rows hold {held.tolist()} tokens; several tokens a row may follow only rows of equal lengths")
-    return AttentionMask(causal=True, query_offset=first)

@@ -4,7 +4,9 @@
     python -m calotype.plate.training.language --run runs/language
 
 Two sequences in three are `<bos> caption <eos>`, one is `<bos> short prompt <expand> caption <eos>`, where only what follows `<expand>` is
-learnt. Held-out pairs never appear. Writes language.safetensors (float32) beside the run's log and checkpoint.
+learnt. Held-out pairs never appear. The first phase trains everything and writes language-lower.safetensors, whose states after block
+`READ_LAYER` the denoiser may be trained on from then on; the second trains the blocks above it alone, mostly to expand prompts, and writes
+language.safetensors (both float32): the same states, better texts.
 """
 
 import argparse
@@ -25,7 +27,8 @@ from .runs import Log, learning_rate, load_state, optimiser_state, restore_optim
 from .tokenizer import BOS, EOS, EXPAND, PAD, VOCAB_SIZE
 
 IGNORED = -100  # the label of a token that is not learnt
-EXPANDED_SHARE = 1 / 3
+READ_LAYER = 2  # the denoiser reads the states after this many blocks
+EXPANDED_SHARE, UPPER_EXPANDED_SHARE = 1 / 3, 2 / 3  # of the sequences, in the two phases
 BARE_SHARE = 0.08  # of plain captions lose their articles
 _BUCKETS = 2  # one batch is made of this many groups of like length
 
@@ -61,10 +64,10 @@ def is_rich(sample: Sample) -> bool:
 _OPENINGS = ("a picture of", "a drawing of", "an image of", "an emoji of", "a photo of", "an illustration of", "a painting of")
 
 
-def random_texts(random: np.random.Generator) -> tuple[str | None, str]:
-    """A short prompt, or None, and the caption to learn."""
+def random_texts(random: np.random.Generator, expanded: float = EXPANDED_SHARE) -> tuple[str | None, str]:
+    """A short prompt (a share of `expanded`), or None, and the caption to learn."""
     sample = training_sample(random)
-    if random.random() >= EXPANDED_SHARE:
+    if random.random() >= expanded:
         bare = random.random() < BARE_SHARE
         return None, " ".join(w for w in sample.caption.split() if w not in ("a", "an", "the")) if bare else sample.caption
     while not is_rich(sample):
@@ -80,9 +83,9 @@ class Sequences:
 
         self.tokenizer = Tokenizer.from_file(str(tokenizer))
 
-    def batches(self, random: np.random.Generator, count: int) -> list[tuple[Tensor, Tensor]]:
+    def batches(self, random: np.random.Generator, count: int, *, expanded: float = EXPANDED_SHARE) -> list[tuple[Tensor, Tensor]]:
         """`count` sequences as groups of like length: ids [n, L] and the labels of their next tokens [n, L], int64."""
-        rows = sorted((self.row(*random_texts(random)) for _ in range(count)), key=lambda row: len(row[0]))
+        rows = sorted((self.row(*random_texts(random, expanded)) for _ in range(count)), key=lambda row: len(row[0]))
         groups = [rows[start : start + -(-count // _BUCKETS)] for start in range(0, count, -(-count // _BUCKETS))]
         return [(_padded([row[0] for row in group], PAD), _padded([row[1] for row in group], IGNORED)) for group in groups]
 
@@ -113,49 +116,74 @@ def mean_loss(model: LanguageModel, batches: list[tuple[Tensor, Tensor]], *, bac
 
 
 def make_optimiser(model: LanguageModel, rate: float) -> torch.optim.AdamW:
-    """AdamW, with decay on the matrices of the blocks only."""
-    decayed = [p for p in model.blocks.parameters() if p.dim() == 2]
-    others = [p for name, p in model.named_parameters() if p.dim() != 2 or not name.startswith("blocks.")]
+    """AdamW over what is not frozen, with decay on the matrices of the blocks only."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    decayed = [p for name, p in trained if p.dim() == 2 and name.startswith("blocks.")]
+    others = [p for name, p in trained if p.dim() != 2 or not name.startswith("blocks.")]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98))
 
 
+def freeze_lower(model: LanguageModel) -> None:
+    """Keep the embedding and the blocks whose states the denoiser reads as they are."""
+    model.embedding.requires_grad_(False)
+    model.blocks[:READ_LAYER].requires_grad_(False)
+
+
 def train(arguments: argparse.Namespace) -> None:
-    """Run all steps, resuming from the folder's checkpoint."""
+    """Run both phases, resuming from the folder's checkpoint."""
     log, path = Log(arguments.run), arguments.run / "state.safetensors"
     sequences = Sequences(arguments.run / "tokenizer.json")
     model = LanguageModel(language_config(), attention=AttentionSelector(backends=(ReferenceAttention(),)))
+    first, total = arguments.steps, arguments.steps + arguments.upper_steps
     optimiser, step, average = make_optimiser(model, arguments.rate), 0, 0.0
     if path.exists():
         state, step = load_state(path)
+        if step > first:
+            freeze_lower(model)
+            optimiser = make_optimiser(model, arguments.rate)
         model.load_state_dict(state["model"])
         restore_optimiser(optimiser, state["optimiser"])
         average = state["average"]
-    with torch.no_grad():
-        test = sequences.batches(np.random.default_rng((arguments.seed, 2**31)), arguments.test)
-    while step < arguments.steps:
-        batches = sequences.batches(np.random.default_rng((arguments.seed, step)), arguments.batch)
+    test = sequences.batches(np.random.default_rng((arguments.seed, 2**31)), arguments.test)
+    while step < total:
+        in_second = step >= first
+        if step == first:
+            freeze_lower(model)
+            optimiser = make_optimiser(model, arguments.rate)
+        local, length = (step - first, arguments.upper_steps) if in_second else (step, first)
         for group in optimiser.param_groups:
-            group["lr"] = arguments.rate * learning_rate(step, total=arguments.steps, warm_up=40, decay_share=0.6)
-        optimiser.zero_grad(set_to_none=True)
-        loss = mean_loss(model, batches, backward=True)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+            group["lr"] = arguments.rate * learning_rate(local, total=length, warm_up=40, decay_share=0.6)
+        random = np.random.default_rng((arguments.seed, step))
+        batches = sequences.batches(random, arguments.batch, expanded=UPPER_EXPANDED_SHARE if in_second else EXPANDED_SHARE)
+        loss = training_step(model, optimiser, batches)
         step += 1
         average = 0.98 * average + 0.02 * loss if average else loss
-        if step % arguments.every == 0 or step == arguments.steps:
+        if step % arguments.every == 0 or step in (first, total):
             with torch.no_grad():
                 log.write(step=step, loss=round(average, 4), test=round(mean_loss(model, test), 4))
             state = {"model": model.state_dict(), "optimiser": optimiser_state(optimiser), "average": average}
             save_state(path, state, step=step)
-    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, arguments.run / "language.safetensors")
+            if step in (first, total):
+                name = "language.safetensors" if step == total else "language-lower.safetensors"
+                save_file({k: v.contiguous() for k, v in model.state_dict().items()}, arguments.run / name)
+
+
+def training_step(model: LanguageModel, optimiser: torch.optim.Optimizer, batches: list[tuple[Tensor, Tensor]]) -> float:
+    """One step on one batch; its loss."""
+    optimiser.zero_grad(set_to_none=True)
+    loss = mean_loss(model, batches, backward=True)
+    torch.nn.utils.clip_grad_norm_((p for p in model.parameters() if p.requires_grad), 1.0)
+    optimiser.step()
+    return loss
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="folder with tokenizer.json, for the log, the checkpoint and the weights")
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=700, help="steps of the whole model")
+    parser.add_argument("--upper-steps", type=int, default=1500, help="steps of the upper blocks alone, after it")
     parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--test", type=int, default=256, help="sequences of the test loss")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
