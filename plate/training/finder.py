@@ -2,6 +2,7 @@
 
 The backdrop is the candidate with the smallest trimmed error. A sprite's score is the squared error that it explains, `|P - B|^2 - |P - C|^2`, where `P` is the picture,
 `B` the backdrop and `C` the sprite laid over it: with `R = P - B` and `D = C - B = ink - alpha B`, `2 <R, D> - <D, D>`. Expanded, that is a few matrix products per size.
+All of it is on means over 4 x 4 pixels, the finest that an 8x autoencoder reliably keeps: there even small sprites differ enough to be told from the 119 others.
 
 Legend: N pictures, S sprites (objects), K places (8-pixel steps), Y rows of places, s side of a box, 3 colours; pixel values are float32 in 0..255.
 """
@@ -22,6 +23,8 @@ SIZES = (SMALL, MEDIUM, LARGE)
 STEP = 8  # pixels between the places that are tried
 MAX_SPRITES = 6
 CANDIDATES = 8  # objects compared at full resolution in each box
+POOL = 4  # full pixels per compared pixel
+SEEN = 0.4  # the explained share below which there is nothing
 OUTLIER = 30.0  # a pixel farther than this from the backdrop is something else
 DOT_CELL = 8
 
@@ -51,7 +54,7 @@ class Sighting:
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """What is in one picture: the backdrop, the share of free pixels that agree with it, the sprites, and the largest mean squared error
-    of a 32-pixel window once all of that is accounted for."""
+    (pooled) of a 32-pixel window once all of that is accounted for."""
 
     background: str
     horizon: int
@@ -63,10 +66,9 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class _Templates:
-    """One size at working resolution: `mixed` [S, 4 s s] is (ink, -alpha); the rest gives <D, D> from a backdrop's rows."""
+    """One size, pooled: `mixed` [S, 4 s s] is (ink, -alpha); the rest gives <D, D> from a backdrop's rows."""
 
     size: int
-    scale: int  # full pixels per working pixel
     mixed: Tensor  # [S, 4 s s]
     ink_square: Tensor  # [S]
     ink_alpha: Tensor  # [S, 3 s], summed along rows of pixels
@@ -148,14 +150,13 @@ def _with_dots(picture: Array, smooth: Array, horizon: int) -> Array:
 
 @cache
 def _templates(size: int) -> _Templates:
-    """All sprites of one size at half resolution."""
+    """All sprites of one size."""
     sprites = torch.from_numpy(sprite_pixels(size)).permute(0, 3, 1, 2)  # [S, 4, size, size]
-    half = functional.avg_pool2d(sprites, 2)
-    ink, alpha = half[:, :3], half[:, 3]
+    pooled = functional.avg_pool2d(sprites, POOL)
+    ink, alpha = pooled[:, :3], pooled[:, 3]
     mixed = torch.cat([ink, -alpha[:, None]], dim=1)
     return _Templates(
         size=size,
-        scale=2,
         mixed=mixed.flatten(1).contiguous(),
         ink_square=ink.square().sum((1, 2, 3)),
         ink_alpha=(ink * alpha[:, None]).sum(-1).flatten(1),
@@ -164,20 +165,20 @@ def _templates(size: int) -> _Templates:
 
 
 def _scores(pixels: Array, smooth: Array, templates: _Templates) -> tuple[Array, Array]:
-    """Explained squared error and template energy <D, D> of every sprite at every place, both [N, Y, Y, S], in full-resolution units."""
-    picture = functional.avg_pool2d(torch.from_numpy(pixels).permute(0, 3, 1, 2), templates.scale)
-    backdrop = functional.avg_pool2d(torch.from_numpy(smooth).permute(0, 3, 1, 2), templates.scale)
+    """Explained squared error of every sprite at every place, and the larger of <D, D> and <R, R> of the box, both [N, Y, Y, S]."""
+    picture = functional.avg_pool2d(torch.from_numpy(pixels).permute(0, 3, 1, 2), POOL)
+    backdrop = functional.avg_pool2d(torch.from_numpy(smooth).permute(0, 3, 1, 2), POOL)
     residual = picture - backdrop
-    side, stride = templates.size // templates.scale, STEP // templates.scale
+    side, stride = templates.size // POOL, STEP // POOL
     stacked = torch.cat([residual, (residual * backdrop).sum(1, keepdim=True)], dim=1)
     count, places = len(pixels), (SIDE - templates.size) // STEP + 1
     patches = functional.unfold(stacked, side, stride=stride).transpose(1, 2)  # [N, K, 4 s s]
     product = (patches.reshape(-1, patches.shape[-1]) @ templates.mixed.T).view(count, places, places, -1)
     rows = backdrop[..., 0].unfold(2, side, stride).permute(0, 2, 1, 3)  # [N, Y, 3, s]; the backdrop varies by row only
     energy = templates.ink_square - 2 * rows.flatten(2) @ templates.ink_alpha.T + rows.square().sum(2) @ templates.alpha_square.T
-    energy = energy[:, :, None].expand_as(product)
-    scale = templates.scale**2
-    return (scale * (2 * product - energy)).numpy(), (scale * energy).numpy()
+    energy = energy[:, :, None]
+    change = patches[..., : 3 * side * side].square().sum(-1).view(count, places, places, 1)
+    return (2 * product - energy).numpy(), torch.maximum(energy, change).numpy()
 
 
 def _read(picture: Array, fit: _Fit, scores: list[tuple[Array, Array]]) -> Reading:
@@ -191,8 +192,11 @@ def _read(picture: Array, fit: _Fit, scores: list[tuple[Array, Array]]) -> Readi
         if best[level].max() <= 0:
             break
         row, column = np.unravel_index(int(best[level].argmax()), best[level].shape)
+        best[level][row, column] = 0
         size, x, y = SIZES[level], int(column) * STEP, int(row) * STEP
         sighting = _compare(picture, explained, scores[level][0][row, column], size, x, y)
+        if sighting.explained < SEEN:
+            continue
         found.append(sighting)
         _lay(explained, sighting)
         free[y : y + size, x : x + size] = False
@@ -209,8 +213,12 @@ def _read(picture: Array, fit: _Fit, scores: list[tuple[Array, Array]]) -> Readi
 
 
 def _best_by_place(score: Array, energy: Array) -> Array:
-    """The best score at each place [Y, Y] among the sprites that are at least a third there; 0 where there is none."""
-    return np.where(score > 0.34 * energy, score, 0).max(-1)
+    """How well the best sprite at each place [Y, Y] is there, 0 where none is.
+
+    The share that the score has of all there is to explain counts too, or a large shape over two small ones would go first.
+    """
+    share = score / energy.clip(1)
+    return np.where(share > SEEN, score * share**4, 0).max(-1)
 
 
 def _exclude(best: Array, size: int, sighting: Sighting) -> None:
@@ -239,7 +247,7 @@ def _compare(picture: Array, behind: Array, score: Array, size: int, x: int, y: 
     ink = sprite_pixels(size)[likeliest]
     added = np.clip(ink[..., :3] + (1 - ink[..., 3:]) * behind[box], 0, 255) - behind[box]  # [candidates, s, s, 3]
     residual = picture[box] - behind[box]
-    explained = _share(residual, added)
+    explained = _share(_pooled(residual[None]), _pooled(added))
     order = np.argsort(explained)
     best = order[-1]
     detail = _share(_sharp(residual[None]), _sharp(added[best : best + 1]))
@@ -255,9 +263,14 @@ def _compare(picture: Array, behind: Array, score: Array, size: int, x: int, y: 
 
 
 def _share(residual: Array, added: Array) -> Array:
-    """1 - |R - D|^2 / |D|^2 over the last three axes, counting only pixels that the sprite touches."""
-    touched = np.abs(added).max(-1, keepdims=True) > 1
-    return 1 - (np.square(residual - added) * touched).sum((-1, -2, -3)) / np.square(added).sum((-1, -2, -3)).clip(1)
+    """1 - |R - D|^2 / |D|^2 over the last three axes."""
+    return 1 - np.square(residual - added).sum((-1, -2, -3)) / np.square(added).sum((-1, -2, -3)).clip(1)
+
+
+def _pooled(pixels: Array) -> Array:
+    """Means of [N, s, s, 3] over 4 x 4."""
+    count, side = len(pixels), pixels.shape[1] // POOL
+    return pixels.reshape(count, side, POOL, side, POOL, 3).mean((2, 4))
 
 
 def _sharp(pixels: Array) -> Array:
@@ -275,7 +288,7 @@ def _agreement(picture: Array, backdrop: Array, free: NDArray[np.bool_]) -> floa
 
 def _remainder(picture: Array, explained: Array) -> float:
     """The largest mean squared difference over a 32-pixel window on the grid."""
-    square = np.square(picture - explained).mean(-1)
-    cells = square.reshape(SIDE // GRID, GRID, SIDE // GRID, GRID).mean((1, 3))
+    square = np.square(_pooled((picture - explained)[None])[0]).mean(-1)
+    cells = square.reshape(SIDE // GRID, GRID // POOL, SIDE // GRID, GRID // POOL).mean((1, 3))
     windows = (cells[:-1, :-1] + cells[1:, :-1] + cells[:-1, 1:] + cells[1:, 1:]) / 4
     return float(windows.max())
