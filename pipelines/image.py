@@ -217,13 +217,14 @@ class ImagePipeline:
 
     def _conditioning(self, request: Request, plan: Plan) -> Prompt:
         given = request.given_conditioning
-        positive = self._encode_text(request.prompts) if given is None else given.positive.to(self.device, self.dtype)
-        negative = None
-        if plan.guidance.needs_negative:
-            has = given is not None and given.negative is not None
-            negative = (
-                given.negative.to(self.device, self.dtype) if has else self._encode_text(request.negative_prompts)
-            )
+        positive = None if given is None else given.positive.to(self.device, self.dtype)
+        negative = None if given is None or given.negative is None else given.negative.to(self.device, self.dtype)
+        if positive is None:
+            positive = self._encode_text(request.prompts)
+        if not plan.guidance.needs_negative:
+            negative = None
+        elif negative is None:
+            negative = self._encode_text(request.negative_prompts)
         if not is_finite(positive.states) or not (negative is None or is_finite(negative.states)):
             raise NonFiniteError("encode")
         return Prompt(positive=positive, negative=negative)

@@ -25,7 +25,7 @@ def moved(component: C, device: torch.device, dtype: torch.dtype) -> C:
         fields = {field.name: getattr(component, field.name) for field in dataclasses.fields(component) if field.init}
         copies = {name: moved(value, device, dtype) for name, value in fields.items()}
         changed = {name: value for name, value in copies.items() if value is not fields[name]}
-        return dataclasses.replace(cast(Any, component), **changed) if changed else component
+        return cast(C, dataclasses.replace(cast(Any, component), **changed) if changed else component)
     return component
 
 

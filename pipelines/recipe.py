@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +51,8 @@ class Recipe:
         return value
 
 
-def _converted(name: str, value: object, kind: type) -> int | float | str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is str and isinstance(value, str):
-        return value
-    if kind is float and number:
-        return float(value)
-    if kind is int and number and isinstance(value, int):
-        return value
-    raise ValueError(f"recipe's {name} is {value!r}; it must be of type {kind.__name__}")
+def _converted(name: str, value: Any, kind: type) -> Any:
+    """`value` as `kind` (a whole number is a float too)."""
+    if isinstance(value, bool) or not isinstance(value, int | float if kind is float else kind):
+        raise ValueError(f"recipe's {name} is {value!r}; it must be of type {kind.__name__}")
+    return kind(value)

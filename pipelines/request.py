@@ -117,7 +117,7 @@ class Request:
 
 def _check_prompts(request: Request) -> None:
     given = request.conditioning
-    if given is not None and not isinstance(given, Prompt | Conditioning):
+    if given is not None and not isinstance(cast(object, given), Prompt | Conditioning):
         raise ValueError(f"conditioning is of type {_kind(given)}; it must be a Prompt or a Conditioning")
     if (request.prompt is None) == (given is None):
         raise ValueError("give either prompt or conditioning" + (", not both" if given is not None else ""))

@@ -1,4 +1,4 @@
-"""Small stand-ins for trained parts: an analytic denoiser, a text encoder and an autoencoder, and a tiny random plate."""
+"""Stand-ins for trained parts: an analytic denoiser, a text encoder, an autoencoder, and a pipeline of them."""
 
 import hashlib
 from collections.abc import Sequence

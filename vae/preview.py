@@ -19,9 +19,8 @@ class LatentPreview:
 
     def __post_init__(self) -> None:
         if self.weight.ndim != 2 or self.weight.shape[0] != 3 or tuple(self.bias.shape) != (3,):
-            raise ValueError(
-                f"a preview takes weight [3, C] and bias [3], got {tuple(self.weight.shape)} and {tuple(self.bias.shape)}"
-            )
+            shapes = f"{tuple(self.weight.shape)} and {tuple(self.bias.shape)}"
+            raise ValueError(f"a preview takes weight [3, C] and bias [3], got {shapes}")
 
     def __call__(self, latents: Tensor) -> Tensor:
         """Float32 pixels [B, 3, F, h, w] in -1..1 of latents [B, C, F, h, w]."""

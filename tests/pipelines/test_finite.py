@@ -37,13 +37,13 @@ def test_the_step_and_the_block_are_named(pipe: ImagePipeline, sampler: str, bat
 
 def test_the_first_step(pipe: ImagePipeline):
     poison(pipe, 1, 2.0)
-    with pytest.raises(NonFiniteError, match="step 0 of 4 .*, block 1 of 3"):
+    with pytest.raises(NonFiniteError, match=r"step 0 of 4 .*, block 1 of 3"):
         pipe("a")
 
 
 def test_after_the_blocks(pipe: ImagePipeline):
     poison(pipe, None, 0.6)
-    with pytest.raises(NonFiniteError, match="step 2 of 4 .*, after the last block"):
+    with pytest.raises(NonFiniteError, match=r"step 2 of 4 .*, after the last block"):
         pipe("a")
 
 
@@ -58,7 +58,7 @@ class BrokenSampler(Euler):
 
 
 def test_in_the_sampler(pipe: ImagePipeline):
-    with pytest.raises(NonFiniteError, match="step 1 of 4 .*, in the sampler euler"):
+    with pytest.raises(NonFiniteError, match=r"step 1 of 4 .*, in the sampler euler"):
         pipe("a", sampler=BrokenSampler())
 
 
@@ -67,7 +67,7 @@ def test_what_the_sampler_asks_for(pipe: ImagePipeline):
         def __call__(self, slope: Slope, x: Tensor, *rest: Any) -> Iterator[Step]:
             yield from super().__call__(slope, x * torch.inf, *rest)
 
-    with pytest.raises(NonFiniteError, match="step 0 of 4 .*, the sampler's latents"):
+    with pytest.raises(NonFiniteError, match=r"step 0 of 4 .*, the sampler's latents"):
         pipe("a", sampler=Wild())
 
 
@@ -82,7 +82,7 @@ def test_only_on_this_occasion(pipe: ImagePipeline):
         return d * torch.nan if len(calls) == 2 else d
 
     denoiser.slope = once  # type: ignore[method-assign]
-    with pytest.raises(NonFiniteError, match="step 1 of 4 .*not when the step was run again"):
+    with pytest.raises(NonFiniteError, match=r"step 1 of 4 .*not when the step was run again"):
         pipe("a", guidance=Unguided())
 
 
