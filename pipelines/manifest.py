@@ -12,6 +12,8 @@ from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
+from torch import device as Device
+from torch import dtype as Dtype
 
 from ..schedulers.base import Path, Point, Schedule
 
@@ -86,8 +88,8 @@ class Manifest:
         guidance: object,
         strength: float | None,
         inputs: Mapping[str, str],
-        dtype: torch.dtype,
-        device: torch.device,
+        dtype: Dtype,
+        device: Device,
         attention: str,
     ) -> Self:
         """A manifest of this process: versions and threads are filled in, `sampler` and `guidance` described.
@@ -170,8 +172,9 @@ class Manifest:
             if not isinstance(entries[name], kind):
                 expected = " or ".join(each.__name__ for each in kind)
                 raise ValueError(f"not a manifest: {name} is {entries[name]!r}, expected {expected}")
-        tuples = {name: tuple(entries[name]) for name in names if isinstance(entries[name], list)}
-        manifest = cls(**({name: entries[name] for name in names} | tuples))
+        values: dict[str, Any] = {name: entries[name] for name in names}
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        manifest = cls(**values)
         if manifest.row is not None:
             manifest.for_row(manifest.row)
         return manifest

@@ -135,7 +135,7 @@ def rebuild(description: Mapping[str, Plain], known: tuple[type, ...]) -> object
         raise ValueError(f"cannot replay a run with {name!r}: only {', '.join(classes)} can be made from a file")
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in description.items()}
     try:
-        return classes[cast(str, name)](**{key: value for key, value in fields.items() if key != "type"})
+        return classes[name](**{key: value for key, value in fields.items() if key != "type"})
     except TypeError as error:
         raise ValueError(f"cannot replay {name}: {error}") from None
 

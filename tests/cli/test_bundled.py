@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy
 import pytest
+from calotype.pipelines import load as loading
 from calotype.pipelines.files import open_image, read_manifest
-from calotype.pipelines.load import bundled_folder
 
 
 def test_image_then_replay(run):
-    code, out, err = run("image", "a red apple on a table", "--seed", "7", "-o", "apple.png")
-    assert (code, err) == (0, []) and out[0].startswith("apple.png  (seed 7, ")
-    manifest = read_manifest("apple.png")
+    code, out, err = run("image", "a fox on a beach", "--seed", "7", "-o", "fox.png")
+    assert (code, err) == (0, []) and out[0].startswith("fox.png  (seed 7, ")
+    manifest = read_manifest("fox.png")
     assert (manifest.model, manifest.width, manifest.height) == ("plate", 128, 128)
     assert set(manifest.weights) >= {"denoiser.safetensors", "vae.safetensors", "language.safetensors"}
-    pixels = numpy.asarray(open_image("apple.png"), float)
+    pixels = numpy.asarray(open_image("fox.png"), float)
     assert pixels.shape == (128, 128, 3) and pixels.std() > 10
-    code, out, err = run("replay", "apple.png")
+    code, out, err = run("replay", "fox.png")
     assert (code, err) == (0, []) and "bit-equal" in out[0]
 
 
@@ -54,7 +54,7 @@ def test_models_and_doctor(run):
 
 
 def test_corrupted_weights(fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = shutil.copytree(bundled_folder(), tmp_path / "assets")
+    folder = shutil.copytree(loading.bundled_folder(), tmp_path / "assets")
     with (folder / "denoiser.safetensors").open("r+b") as file:
         file.truncate(os.path.getsize(folder / "denoiser.safetensors") // 2)
     monkeypatch.setattr("calotype.pipelines.load.bundled_folder", lambda: folder)

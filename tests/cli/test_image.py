@@ -3,10 +3,14 @@
 import errno
 import os
 import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
+import torch
+from calotype.denoisers.plate import PlateDenoiser
 from calotype.pipelines.files import open_image, read_manifest
 from PIL import Image
 
@@ -170,7 +174,23 @@ def test_full_disk(fails, model: Path, monkeypatch: pytest.MonkeyPatch):
     assert fails("image", "a fox", "--model", model, "-o", "fox.png") == "fox.png: No space left on device"
 
 
-def test_interruption(run, model: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ctrl_c_between_steps(run, model: Path, monkeypatch: pytest.MonkeyPatch):
+    calls: list[int] = []
+    slope = PlateDenoiser.slope
+
+    def interrupt_third(self: PlateDenoiser, *arguments: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return slope(self, *arguments)
+
+    monkeypatch.setattr(PlateDenoiser, "slope", interrupt_third)
+    code, out, err = run("image", "a fox", "--model", model, "--steps", "8", "-o", "fox.png")
+    assert (code, out, err, len(calls)) == (130, [], ["calotype: interrupted"], 3)
+    assert os.listdir() == []
+
+
+def test_interruption, model: Path, monkeypatch: pytest.MonkeyPatch):
     def interrupted(descriptor: int) -> None:
         raise KeyboardInterrupt
 

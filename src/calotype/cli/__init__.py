@@ -60,9 +60,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _version() -> str:
-    from .. import _version as version
+    from .._version import __version__
 
-    return f"calotype {version.__version__}"
+    return f"calotype {__version__}"
 
 
 def _os_error(error: OSError) -> str:

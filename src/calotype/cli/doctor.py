@@ -56,10 +56,10 @@ def _section(title: str, lines: list[str]) -> None:
 def _versions() -> Iterator[str]:
     from importlib import metadata
 
-    from .. import _version
+    from .._version import __version__
 
     machine = f"{platform.system()} {platform.machine()}"
-    yield f"calotype {_version.__version__}, python {platform.python_version()}, {machine}"
+    yield f"calotype {__version__}, python {platform.python_version()}, {machine}"
     for name in (*PACKAGES, *OPTIONAL):
         try:
             yield f"{name} {metadata.version(name)}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  calotype image a red apple on a table
+  calotype image a red car in the snow
   calotype image "a fox on a beach" --negative "two foxes" --seed 7 --count 4 --grid -o foxes.png
   calotype image "a cat" --image dog.png --strength 0.6
 """
