@@ -57,7 +57,7 @@ def test_logits_that_are_not_finite_are_named(language_model: LanguageModel) -> 
         _generate(language_model, [4], Sampling())
 
 
-def _drawn(sampling: Sampling, count: int = 4000) -> torch.Tensor:
+def _drawn(sampling: Sampling, count: int = 1500) -> torch.Tensor:
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
     generator = torch.Generator().manual_seed(0)
     draws = torch.tensor([draw(logits, sampling, generator) for _ in range(count)])
@@ -79,7 +79,7 @@ def _drawn(sampling: Sampling, count: int = 4000) -> torch.Tensor:
 )
 def test_draws_follow_the_distribution(sampling: Sampling, expected: list[float]) -> None:
     frequencies = _drawn(sampling)
-    assert torch.allclose(frequencies, torch.tensor(expected), atol=0.03)
+    assert torch.allclose(frequencies, torch.tensor(expected, dtype=torch.float32), atol=0.045)
     assert not frequencies[torch.tensor(expected) == 0].any()
 
 
