@@ -12,7 +12,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedText:
-    """Prompts as a denoiser reads them: `states` [B, L, D], zero past each row's `lengths` [B] int64, and what the user should know."""
+    """Prompts as a denoiser reads them: `states` [B, L, D], zero past each row's `lengths` [B] int64, and what the user
+    should know.
+    """
 
     states: Tensor
     lengths: Tensor

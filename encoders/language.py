@@ -13,7 +13,8 @@ from .base import EncodedText
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelEncoder:
-    """States after `layer` blocks (through the final norm where `normed`) of `<bos> prompt <eos>`, at most `max_tokens` with both marks.
+    """States after `layer` blocks (through the final norm where `normed`) of `<bos> prompt <eos>`, at most `max_tokens`
+    with both marks.
 
     An empty prompt is `<bos><eos>`. What does not fit is left out, and the words are named in the result's warnings.
     """
@@ -43,7 +44,9 @@ class LanguageModelEncoder:
         rows, warnings = self.tokens(prompts)
         device = self.language_model.embedding.weight.device
         ids, lengths = _padded(rows, self.tokenizer.special.pad)
-        states = self.language_model.hidden_states(ids.to(device), lengths.to(device), layer=self.layer, normed=self.normed)
+        states = self.language_model.hidden_states(
+            ids.to(device), lengths.to(device), layer=self.layer, normed=self.normed
+        )
         return EncodedText(states=states, lengths=lengths.to(device), warnings=warnings)
 
     def tokens(self, prompts: Sequence[str]) -> tuple[list[list[int]], tuple[str, ...]]:

@@ -28,8 +28,8 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. Temperature 0 takes the likeliest; else softmax(logits / temperature) over the `top_k` likeliest
-    tokens (None: all), and of these the fewest that hold `top_p` of the probability (Holtzman et al. 2020).
+    """How tokens are drawn. Temperature 0 takes the likeliest; else softmax(logits / temperature) over the `top_k`
+    likeliest tokens (None: all), and of these the fewest that hold `top_p` of the probability (Holtzman et al. 2020).
     """
 
     max_tokens: int = 64
@@ -61,16 +61,24 @@ def sampling_from(options: SamplingOptions) -> Sampling:
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            raise ValueError(f"unknown option {name!r}; {f'did you mean {near[0]!r}?' if near else f'known are {known}'}")
+            raise ValueError(
+                f"unknown option {name!r}; {f'did you mean {near[0]!r}?' if near else f'known are {known}'}"
+            )
     return Sampling(**options)
 
 
 @torch.no_grad()
 def generate_ids(
-    model: LanguageModel, prompt: Sequence[int], sampling: Sampling, *, stop: Collection[int], banned: Collection[int] = ()
+    model: LanguageModel,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    *,
+    stop: Collection[int],
+    banned: Collection[int] = (),
 ) -> Iterator[int]:
-    """The tokens that follow `prompt`, each as soon as it is drawn: up to `max_tokens`, to a token of `stop` (given as the last one), or until
-    the context is full. `banned` tokens never come. The prompt runs in one pass, then each token in one of its own.
+    """The tokens that follow `prompt`, each as soon as it is drawn: up to `max_tokens`, to a token of `stop` (given as
+    the last one), or until the context is full. `banned` tokens never come. The prompt runs in one pass, then each
+    token in one of its own.
 
     Raises:
         ValueError: an empty prompt, or one that leaves no room in the context.
@@ -80,7 +88,9 @@ def generate_ids(
     if not prompt:
         raise ValueError("the prompt has no tokens; it needs at least one")
     if num_prompt >= context:
-        raise ValueError(f"the prompt has {num_prompt} tokens; at most {context - 1} leave room in the context of {context}")
+        raise ValueError(
+            f"the prompt has {num_prompt} tokens; at most {context - 1} leave room in the context of {context}"
+        )
     room = min(sampling.max_tokens, context - num_prompt)
     generator = torch.Generator().manual_seed(sampling.seed)
     cache, new = _cache(model, num_prompt + room), list(prompt)

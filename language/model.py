@@ -70,7 +70,8 @@ class LanguageModel(nn.Module):
         self._initialise()
 
     def hidden_states(self, ids: Tensor, lengths: Tensor, *, layer: int, normed: bool) -> Tensor:
-        """States [B, L, D] after the first `layer` blocks (0: the embeddings), through the final norm where `normed`; later blocks do not run.
+        """States [B, L, D] after the first `layer` blocks (0: the embeddings), through the final norm where `normed`.
+        Later blocks do not run.
 
         `ids` [B, L] int64 are padded at the end; row b holds `lengths[b]` tokens, and its states past them are zero.
         """
@@ -84,7 +85,8 @@ class LanguageModel(nn.Module):
     def logits(self, ids: Tensor, *, cache: ContiguousKVCache | None = None, counts: Tensor | None = None) -> Tensor:
         """Logits [B, L, V] of the token after each of `ids` [B, L] int64 (rows padded at the end).
 
-        With a `cache`, `ids` follow what it holds, and it then holds the first `counts[b]` [B] of row b's too (default: all L).
+        With a `cache`, `ids` follow what it holds, and it then holds the first `counts[b]` [B] of row b's too (default:
+        all L).
 
         Raises:
             ValueError: more tokens than the context length.

@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One token as it comes: its id and the text it adds (empty for the end mark, and while a character is unfinished)."""
+    """One token as it comes: its id, and the text it adds (empty for the end mark, and inside a character)."""
 
     token_id: int
     text: str
@@ -22,7 +22,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationTimings:
-    """Seconds to the first token (the prompt's pass), and tokens per second after it (None where no other token came)."""
+    """Seconds to the first token (the prompt's pass), and tokens per second after it (None: no other token came)."""
 
     first_token_seconds: float
     tokens_per_second: float | None
@@ -30,7 +30,9 @@ class GenerationTimings:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """What followed `prompt`: `text` alone, its ids, and why it ended: "stop" (the model's end mark, not in the ids) or "length"."""
+    """What followed `prompt`: `text` alone, its ids, and why it ended: "stop" (at the model's end mark, which is not
+    among the ids) or "length".
+    """
 
     prompt: str
     text: str
@@ -41,7 +43,9 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class TextModel:
-    """Generates text. Options are those of `Sampling`: max_tokens, temperature (0: the likeliest token), top_k, top_p, seed."""
+    """Generates text. Options are those of `Sampling`: max_tokens, temperature (0: the likeliest token), top_k, top_p,
+    seed.
+    """
 
     language_model: LanguageModel
     tokenizer: Tokenizer
@@ -55,7 +59,9 @@ class TextModel:
         return self._collect(prompt, self._continuation(prompt), sampling_from(options))
 
     def stream(self, prompt: str, **options: Unpack[SamplingOptions]) -> Iterator[Piece]:
-        """Continue `prompt`; the pieces' texts join to `generate`'s text. Errors are raised here, not at the first piece."""
+        """Continue `prompt`; the pieces' texts join to `generate`'s text. Bad arguments are refused here, not at the
+        first piece.
+        """
         return self._pieces(self._continuation(prompt), sampling_from(options))
 
     def complete(self, prompt: str, **options: Unpack[SamplingOptions]) -> str:
@@ -77,13 +83,16 @@ class TextModel:
     def _expansion(self, prompt: str) -> "_Context":
         special = self.tokenizer.special
         if special.expand is None:
-            raise ValueError("this language model has no <expand> token; it continues prompts (generate) but does not expand them")
+            raise ValueError(
+                "this language model has no <expand> token: it continues prompts, but does not expand them"
+            )
         return self._checked(_Context(ids=(special.bos, *self.tokenizer.encode(prompt), special.expand), shown=()))
 
     def _checked(self, context: "_Context") -> "_Context":
         held, room = len(context.ids), self.language_model.config.context_length
         if held >= room:
-            raise ValueError(f"the prompt has {held} tokens with its marks; at most {room - 1} leave room in the context of {room}")
+            limit = f"at most {room - 1} leave room in the context of {room}"
+            raise ValueError(f"the prompt has {held} tokens with its marks; {limit}")
         return context
 
     def _collect(self, prompt: str, context: "_Context", sampling: Sampling) -> Completion:

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """Ids of the tokens that no text produces; `expand` stands between a short prompt and its expansion, where a model knows it."""
+    """Ids of the tokens that no text produces; `expand` (None: the model has none) stands between a short prompt and
+    its expansion.
+    """
 
     pad: int
     bos: int

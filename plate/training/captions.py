@@ -149,7 +149,8 @@ def background_in(sample: Sample) -> str | None:
         return None
     if background in _PLACE_PHRASES:
         return max((phrase for phrase in _PLACE_PHRASES[background] if phrase in sample.caption), key=len)
-    words = (phrase.format(colour) for phrase in _PLAIN_PHRASES for colour in _COLOUR_WORDS.get(background, (background,)))
+    colours = _COLOUR_WORDS.get(background, (background,))
+    words = (phrase.format(colour) for phrase in _PLAIN_PHRASES for colour in colours)
     used = [w for w in (word.replace("a orange", "an orange") for word in words) if sample.caption.endswith(w)]
     return max(used, key=len) if used else f"on {sample.caption.split()[-2]}"
 

@@ -3,10 +3,11 @@
     python -m calotype.plate.training.tokenizer --output runs/language/tokenizer.json
     python -m calotype.plate.training.language --run runs/language
 
-Two sequences in three are `<bos> caption <eos>`, one is `<bos> short prompt <expand> caption <eos>`, where only what follows `<expand>` is
-learnt. Held-out pairs never appear. The first phase trains everything and writes language-lower.safetensors, whose states after block
-`READ_LAYER` the denoiser may be trained on from then on; the second trains the blocks above it alone, mostly to expand prompts, and writes
-language.safetensors (both float32): the same states, better texts.
+Two sequences in three are `<bos> caption <eos>`, one is `<bos> short prompt <expand> caption <eos>`, where only what
+follows `<expand>` is learnt. Held-out pairs never appear. The first phase trains everything and writes
+language-lower.safetensors, whose states after `READ_LAYER` blocks the denoiser may be trained on from then on; the
+second trains the blocks above alone, mostly to expand prompts, and writes language.safetensors (both float32): the same
+states, better texts. A finished run goes on, with a new anneal, when `--upper-steps` is raised.
 """
 
 import argparse
@@ -36,12 +37,20 @@ _BUCKETS = 2  # one batch is made of this many groups of like length
 def language_config() -> LanguageModelConfig:
     """The bundled language model: 1.7 M parameters."""
     return LanguageModelConfig(
-        vocab_size=VOCAB_SIZE, width=192, layers=4, heads=3, kv_heads=3, head_width=64, hidden=384, qk_norm=True, context_length=64
+        vocab_size=VOCAB_SIZE,
+        width=192,
+        layers=4,
+        heads=3,
+        kv_heads=3,
+        head_width=64,
+        hidden=384,
+        qk_norm=True,
+        context_length=64,
     )
 
 
 def short_prompt(sample: Sample, random: np.random.Generator) -> str:
-    """What a user in a hurry might type for a scene: its objects, sometimes with articles, sometimes with the background."""
+    """What a user in a hurry might type for a scene: its objects, some with articles, some with the background."""
     nouns = nouns_in(sample)
     if sample.facts.kind in ("two of", "three of"):
         nouns = (f"{sample.facts.kind.split()[0]} {nouns[0]}",)
@@ -54,14 +63,22 @@ def short_prompt(sample: Sample, random: np.random.Generator) -> str:
 
 
 def is_rich(sample: Sample) -> bool:
-    """Whether a caption says more than its objects: a background and, where its kind has any, a place, a relation or a size."""
+    """Whether a caption says more than its objects: a background and, of one object, its place or size."""
     facts = sample.facts
     if facts.background is None or sample.caption.startswith(_OPENINGS):
         return False
     return facts.kind != "one" or facts.column is not None or facts.row is not None or facts.sizes[0] is not None
 
 
-_OPENINGS = ("a picture of", "a drawing of", "an image of", "an emoji of", "a photo of", "an illustration of", "a painting of")
+_OPENINGS = (
+    "a picture of",
+    "a drawing of",
+    "an image of",
+    "an emoji of",
+    "a photo of",
+    "an illustration of",
+    "a painting of",
+)
 
 
 def random_texts(random: np.random.Generator, expanded: float = EXPANDED_SHARE) -> tuple[str | None, str]:
@@ -69,7 +86,9 @@ def random_texts(random: np.random.Generator, expanded: float = EXPANDED_SHARE) 
     sample = training_sample(random)
     if random.random() >= expanded:
         bare = random.random() < BARE_SHARE
-        return None, " ".join(w for w in sample.caption.split() if w not in ("a", "an", "the")) if bare else sample.caption
+        return None, " ".join(
+            w for w in sample.caption.split() if w not in ("a", "an", "the")
+        ) if bare else sample.caption
     while not is_rich(sample):
         sample = training_sample(random)
     return short_prompt(sample, random), sample.caption
@@ -83,11 +102,15 @@ class Sequences:
 
         self.tokenizer = Tokenizer.from_file(str(tokenizer))
 
-    def batches(self, random: np.random.Generator, count: int, *, expanded: float = EXPANDED_SHARE) -> list[tuple[Tensor, Tensor]]:
+    def batches(
+        self, random: np.random.Generator, count: int, *, expanded: float = EXPANDED_SHARE
+    ) -> list[tuple[Tensor, Tensor]]:
         """`count` sequences as groups of like length: ids [n, L] and the labels of their next tokens [n, L], int64."""
         rows = sorted((self.row(*random_texts(random, expanded)) for _ in range(count)), key=lambda row: len(row[0]))
         groups = [rows[start : start + -(-count // _BUCKETS)] for start in range(0, count, -(-count // _BUCKETS))]
-        return [(_padded([row[0] for row in group], PAD), _padded([row[1] for row in group], IGNORED)) for group in groups]
+        return [
+            (_padded([row[0] for row in group], PAD), _padded([row[1] for row in group], IGNORED)) for group in groups
+        ]
 
     def row(self, prompt: str | None, caption: str) -> tuple[list[int], list[int]]:
         """Input ids, and for each the id to predict."""
@@ -108,7 +131,10 @@ def mean_loss(model: LanguageModel, batches: list[tuple[Tensor, Tensor]], *, bac
     """Cross-entropy in nats per learnt token over all groups; gradients are added where `backward`."""
     total, tokens = 0.0, sum(int((labels != IGNORED).sum()) for _, labels in batches)
     for ids, labels in batches:
-        loss = functional.cross_entropy(model(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum") / tokens
+        loss = (
+            functional.cross_entropy(model(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+            / tokens
+        )
         if backward:
             loss.backward()
         total += loss.item()
@@ -155,7 +181,9 @@ def train(arguments: argparse.Namespace) -> None:
         for group in optimiser.param_groups:
             group["lr"] = arguments.rate * learning_rate(local, total=length, warm_up=40, decay_share=0.6)
         random = np.random.default_rng((arguments.seed, step))
-        batches = sequences.batches(random, arguments.batch, expanded=UPPER_EXPANDED_SHARE if in_second else EXPANDED_SHARE)
+        batches = sequences.batches(
+            random, arguments.batch, expanded=UPPER_EXPANDED_SHARE if in_second else EXPANDED_SHARE
+        )
         loss = training_step(model, optimiser, batches)
         step += 1
         average = 0.98 * average + 0.02 * loss if average else loss
@@ -169,7 +197,9 @@ def train(arguments: argparse.Namespace) -> None:
                 save_file({k: v.contiguous() for k, v in model.state_dict().items()}, arguments.run / name)
 
 
-def training_step(model: LanguageModel, optimiser: torch.optim.Optimizer, batches: list[tuple[Tensor, Tensor]]) -> float:
+def training_step(
+    model: LanguageModel, optimiser: torch.optim.Optimizer, batches: list[tuple[Tensor, Tensor]]
+) -> float:
     """One step on one batch; its loss."""
     optimiser.zero_grad(set_to_none=True)
     loss = mean_loss(model, batches, backward=True)
@@ -181,7 +211,12 @@ def training_step(model: LanguageModel, optimiser: torch.optim.Optimizer, batche
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True, help="folder with tokenizer.json, for the log, the checkpoint and the weights")
+    parser.add_argument(
+        "--run",
+        type=Path,
+        required=True,
+        help="folder with tokenizer.json, for the log, the checkpoint and the weights",
+    )
     parser.add_argument("--steps", type=int, default=700, help="steps of the whole model")
     parser.add_argument("--upper-steps", type=int, default=1500, help="steps of the upper blocks alone, after it")
     parser.add_argument("--batch", type=int, default=48)

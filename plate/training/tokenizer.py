@@ -1,6 +1,6 @@
 """Make the bundled model's tokenizer: byte-level BPE of 1,024 entries over captions, lower-cased.
 
-    python -m calotype.plate.training.tokenizer --output runs/language/tokenizer.json
+python -m calotype.plate.training.tokenizer --output runs/language/tokenizer.json
 """
 
 import argparse
@@ -24,7 +24,9 @@ _REPEATS = 150
 
 
 def make_tokenizer(*, captions_per_kind: int = _CAPTIONS_PER_KIND, seed: int = 0) -> "Tokenizer":
-    """A tokenizer trained on random captions of every kind, and on every word for every object `_REPEATS` times so that rare ones stay whole."""
+    """A tokenizer trained on random captions of every kind, and on every word for every object `_REPEATS` times so that
+    rare ones stay whole.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -11,7 +11,9 @@ from calotype.language.tokenizer import Tokenizer
 @pytest.fixture
 def encoder(language_model: LanguageModel, tokenizer: Tokenizer) -> LanguageModelEncoder:
     """Read after its second of three layers, at most ten tokens."""
-    return LanguageModelEncoder(language_model=language_model, tokenizer=tokenizer, layer=2, normed=False, max_tokens=10)
+    return LanguageModelEncoder(
+        language_model=language_model, tokenizer=tokenizer, layer=2, normed=False, max_tokens=10
+    )
 
 
 def test_a_row_is_that_prompt_alone(encoder: LanguageModelEncoder) -> None:
@@ -32,7 +34,9 @@ def test_states_are_the_models(encoder: LanguageModelEncoder, normed: bool) -> N
     special, model = encoder.tokenizer.special, encoder.language_model
     ids = torch.tensor([[special.bos, *encoder.tokenizer.encode("a cat"), special.eos]])
     lengths = torch.tensor([ids.shape[1]])
-    read = LanguageModelEncoder(language_model=model, tokenizer=encoder.tokenizer, layer=1, normed=normed, max_tokens=10)
+    read = LanguageModelEncoder(
+        language_model=model, tokenizer=encoder.tokenizer, layer=1, normed=normed, max_tokens=10
+    )
     states = read(["a cat"]).states
     assert torch.equal(states, model.hidden_states(ids, lengths, layer=1, normed=normed))
     assert not states.requires_grad
@@ -58,7 +62,9 @@ def test_what_does_not_fit_is_named(encoder: LanguageModelEncoder) -> None:
         ({"layer": 1, "max_tokens": 41}, "max_tokens is 41"),
     ],
 )
-def test_bad_settings_are_refused(language_model: LanguageModel, tokenizer: Tokenizer, options: dict[str, int], message: str) -> None:
+def test_bad_settings_are_refused(
+    language_model: LanguageModel, tokenizer: Tokenizer, options: dict[str, int], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         LanguageModelEncoder(language_model=language_model, tokenizer=tokenizer, normed=False, **options)
 

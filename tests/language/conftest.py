@@ -29,7 +29,15 @@ def language_model() -> LanguageModel:
     """Random weights large enough that layers matter: two query heads for each key/value head."""
     torch.manual_seed(0)
     config = LanguageModelConfig(
-        vocab_size=1024, width=24, layers=3, heads=4, kv_heads=2, head_width=8, hidden=32, qk_norm=True, context_length=40
+        vocab_size=1024,
+        width=24,
+        layers=3,
+        heads=4,
+        kv_heads=2,
+        head_width=8,
+        hidden=32,
+        qk_norm=True,
+        context_length=40,
     )
     model = LanguageModel(config)
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """Text in, text out."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ def text_model(language_model: LanguageModel, tokenizer: Tokenizer) -> TextModel
 
 
 def _say(text_model: TextModel, tokens: list[int]) -> None:
-    """Make the model say `tokens` one after the other, whatever stands before: each one's state is the head row of the next."""
+    """Make the model say `tokens` one after the other: each one's state is the head row of the next."""
     model = text_model.language_model
     width = model.config.width
     with torch.no_grad():
@@ -28,7 +29,7 @@ def _say(text_model: TextModel, tokens: list[int]) -> None:
         model.embedding.weight.normal_(std=1e-3)
         head = torch.nn.Linear(width, model.config.vocab_size, bias=False)
         head.weight.normal_(std=1e-3)
-        for place, (this, following) in enumerate(zip(tokens, tokens[1:], strict=False)):
+        for place, (this, following) in enumerate(pairwise(tokens)):
             model.embedding.weight[this] = 10 * torch.eye(width)[place]
             head.weight[following] = 10 * torch.eye(width)[place]
         model.head = head
@@ -85,10 +86,14 @@ def test_marks_are_never_said(text_model: TextModel, tokenizer: Tokenizer) -> No
 
 
 def test_mistakes_are_refused_at_once(text_model: TextModel) -> None:
-    with pytest.raises(ValueError, match="the prompt has 61 tokens with its marks; at most 39 leave room in the context of 40"):
+    with pytest.raises(
+        ValueError, match="the prompt has 61 tokens with its marks; at most 39 leave room in the context of 40"
+    ):
         text_model.stream("fox " * 60)
     with pytest.raises(ValueError, match="temperature is -1"):
         text_model.stream("fox", temperature=-1)
-    plain = dataclasses.replace(text_model.tokenizer, special=dataclasses.replace(text_model.tokenizer.special, expand=None))
+    plain = dataclasses.replace(
+        text_model.tokenizer, special=dataclasses.replace(text_model.tokenizer.special, expand=None)
+    )
     with pytest.raises(ValueError, match="has no <expand> token"):
         dataclasses.replace(text_model, tokenizer=plain).expand("fox")

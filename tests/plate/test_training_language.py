@@ -31,7 +31,11 @@ def test_nouns_are_those_of_the_caption() -> None:
     for sample in _samples(300):
         nouns = nouns_in(sample)
         assert len(nouns) == len(set(sample.facts.objects))
-        known = {w for i in sample.facts.objects for w in (object_names()[i].name, object_names()[i].plural, *object_names()[i].synonyms)}
+        known = {
+            w
+            for i in sample.facts.objects
+            for w in (object_names()[i].name, object_names()[i].plural, *object_names()[i].synonyms)
+        }
         assert set(nouns) <= known
 
 
