@@ -190,7 +190,7 @@ def test_ctrl_c_between_steps(run, model: Path, monkeypatch: pytest.MonkeyPatch)
     assert os.listdir() == []
 
 
-def test_interruption, model: Path, monkeypatch: pytest.MonkeyPatch):
+def test_interruption_while_writing(run, model: Path, monkeypatch: pytest.MonkeyPatch):
     def interrupted(descriptor: int) -> None:
         raise KeyboardInterrupt
 
