@@ -1,8 +1,10 @@
-"""Measures pictures against the captions they were made from: adherence by kind, sharpness; and what the autoencoder alone costs.
+"""Measures pictures against the captions they were made from: adherence by kind, sharpness; and what the autoencoder
+alone costs.
 
     python -m calotype.plate.training.evaluate --vae runs/vae/vae.safetensors
 
-A generator is any function `(captions, seeds) -> uint8 pictures [N, 128, 128, 3]`: a pipeline (`from_pipeline`) or a checkpoint in training.
+A generator is any function `(captions, seeds) -> uint8 pictures [N, 128, 128, 3]`: a pipeline (`from_pipeline`) or a
+checkpoint in training.
 """
 
 import argparse
@@ -59,7 +61,8 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How many of a group's pictures are right, in all (`right`) and by fact, and the mean sharpness inside the boxes of right objects (nan where there is none)."""
+    """How many of a group's pictures are right, in all (`right`) and by fact, and the mean sharpness inside the boxes
+    of right objects (nan where there is none)."""
 
     group: str
     count: int
@@ -82,7 +85,8 @@ class Score:
 
 
 def held_out_cases(share: float = 1.0, seed: int = 2024) -> list[Case]:
-    """The test set: captions with a combination that training never saw, the same ones for a seed; `share` < 1 takes the first of each group.
+    """The test set: captions with a combination that training never saw, the same ones for a seed; `share` < 1 takes
+    the first of each group.
 
     Raises `ValueError` where `share` is not in (0, 1].
     """
@@ -119,7 +123,8 @@ def score(pictures: Pictures, cases: Sequence[Case]) -> list[Score]:
 
 
 def sharpness(picture: Pictures, reading: Reading, facts: Facts) -> float:
-    """Gradient energy inside the boxes of asked objects that were found, over that of true sprites on the same backdrop; nan where none was found."""
+    """Gradient energy inside the boxes of asked objects that were found, over that of true sprites on the same
+    backdrop; nan where none was found."""
     asked = [s for s in reading.sprites if s.index in facts.objects]
     if not asked:
         return math.nan
@@ -170,7 +175,8 @@ class TextToImage(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTrip:
-    """What the autoencoder keeps of true scenes: decibels (mean of the scenes' PSNR) over the picture and in the object boxes, and the judge's rows."""
+    """What the autoencoder keeps of true scenes: decibels (mean of the scenes' PSNR) over the picture and in the
+    object boxes, and the judge's rows."""
 
     decibels: float
     decibels_in_boxes: float
@@ -198,7 +204,9 @@ def evaluate_autoencoder(vae: PlateVAE, cases: Sequence[Case]) -> RoundTrip:
         for a, b, case in zip(kept, true, cases, strict=True)
         for s in case.sample.scene.sprites
     ]
-    return RoundTrip(decibels=float(np.mean(whole)), decibels_in_boxes=float(np.mean(boxes)), scores=tuple(score(kept, cases)))
+    return RoundTrip(
+        decibels=float(np.mean(whole)), decibels_in_boxes=float(np.mean(boxes)), scores=tuple(score(kept, cases))
+    )
 
 
 # -- tables
@@ -211,7 +219,9 @@ def table(scores: Sequence[Score]) -> str:
         low, high = row.interval
         facts = "".join(f"{n / row.count:>8.0%}" for n in (row.place, row.size, row.background))
         counts = f"{row.share:.1%} ({row.right}/{row.count})"
-        lines.append(f"{row.group:<20}{counts:>16}{f'{low:.1%}-{high:.1%}':>16}{row.objects / row.count:>9.0%}{facts}{row.sharpness:>8.2f}")
+        lines.append(
+            f"{row.group:<20}{counts:>16}{f'{low:.1%}-{high:.1%}':>16}{row.objects / row.count:>9.0%}{facts}{row.sharpness:>8.2f}"
+        )
     return "\n".join(lines)
 
 

@@ -1,10 +1,14 @@
 """Sees what is in a picture of the training world: which backdrop, and which sprites at which sizes and places.
 
-The backdrop is the candidate with the smallest trimmed error. A sprite's score is the squared error that it explains, `|P - B|^2 - |P - C|^2`, where `P` is the picture,
-`B` the backdrop and `C` the sprite laid over it: with `R = P - B` and `D = C - B = ink - alpha B`, `2 <R, D> - <D, D>`. Expanded, that is a few matrix products per size.
-All of it is on means over 4 x 4 pixels, the finest that an 8x autoencoder reliably keeps: there even small sprites differ enough to be told from the 119 others.
+The backdrop is the candidate with the smallest trimmed error. A sprite's score is the squared error that it explains,
+`|P - B|^2 - |P - C|^2`, where `P` is the picture,
+`B` the backdrop and `C` the sprite laid over it: with `R = P - B` and `D = C - B = ink - alpha B`, `2 <R, D> - <D,
+D>`. Expanded, that is a few matrix products per size.
+All of it is on means over 4 x 4 pixels, the finest that an 8x autoencoder reliably keeps: there even small sprites
+differ enough to be told from the 119 others.
 
-Legend: N pictures, S sprites (objects), K places (8-pixel steps), Y rows of places, s side of a box, 3 colours; pixel values are float32 in 0..255.
+Legend: N pictures, S sprites (objects), K places (8-pixel steps), Y rows of places, s side of a box, 3 colours; pixel
+values are float32 in 0..255.
 """
 
 from dataclasses import dataclass
@@ -16,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from .scenes import BACKGROUNDS, GRID, HORIZONS, LARGE, MEDIUM, PLAIN_COLOURS, SIDE, SMALL, Backdrop, draw_backdrop, sprite_pixels
+from .scenes import BACKGROUNDS, GRID, HORIZONS, LARGE, MEDIUM, PLAIN_COLOURS, SIDE, SMALL, Backdrop, draw_backdrop,
+sprite_pixels
 
 Array = NDArray[np.float32]
 SIZES = (SMALL, MEDIUM, LARGE)
@@ -33,7 +38,8 @@ DOT_CELL = 8
 class Sighting:
     """One sprite found in a picture, and how sure that is.
 
-    `explained` is the share of what the sprite adds to the backdrop that the picture has (1 = pixel for pixel, 0 = no better than nothing); `detail` is the same after blurs were taken away from
+    `explained` is the share of what the sprite adds to the backdrop that the picture has (1 = pixel for pixel, 0 = no
+    better than nothing); `detail` is the same after blurs were taken away from
     both; `margin` is the lead of `explained` over the best other object in the same box.
     """
 
@@ -53,7 +59,8 @@ class Sighting:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What is in one picture: the backdrop, the share of free pixels that agree with it, the sprites, and the largest mean squared error
+    """What is in one picture: the backdrop, the share of free pixels that agree with it, the sprites, and the largest
+    mean squared error
     (pooled) of a 32-pixel window once all of that is accounted for."""
 
     background: str
@@ -102,7 +109,8 @@ class _Fit:
 
 @cache
 def _candidates() -> tuple[list[tuple[str, int]], Array]:
-    """Every backdrop (name, horizon) and its dotless pixels at zero tint, [candidates, 128, 3] (they vary by row only)."""
+    """Every backdrop (name, horizon) and its dotless pixels at zero tint, [candidates, 128, 3] (they vary by row
+    only)."""
     keys = [(name, horizon) for name in BACKGROUNDS for horizon in (HORIZONS if name not in PLAIN_COLOURS else HORIZONS[:1])]
     # Column 0 is never inside a dot.
     rows = np.stack([draw_backdrop(Backdrop(name=name, horizon=horizon, tint=0, seed=0))[:, 0] for name, horizon in keys])
@@ -133,7 +141,8 @@ def _tint(difference: Array) -> Array:
 
 
 def _with_dots(picture: Array, smooth: Array, horizon: int) -> Array:
-    """The backdrop with a spot copied from the picture wherever a cell of the sky has a bright dot on smooth surroundings."""
+    """The backdrop with a spot copied from the picture wherever a cell of the sky has a bright dot on smooth
+    surroundings."""
     whole = smooth.copy()
     rows = horizon // DOT_CELL
     excess = (picture - smooth).mean(-1)[: rows * DOT_CELL].reshape(rows, DOT_CELL, SIDE // DOT_CELL, DOT_CELL).transpose(0, 2, 1, 3)
@@ -165,7 +174,8 @@ def _templates(size: int) -> _Templates:
 
 
 def _scores(pixels: Array, smooth: Array, templates: _Templates) -> tuple[Array, Array]:
-    """Explained squared error of every sprite at every place, and the larger of <D, D> and <R, R> of the box, both [N, Y, Y, S]."""
+    """Explained squared error of every sprite at every place, and the larger of <D, D> and <R, R> of the box, both
+    [N, Y, Y, S]."""
     picture = functional.avg_pool2d(torch.from_numpy(pixels).permute(0, 3, 1, 2), POOL)
     backdrop = functional.avg_pool2d(torch.from_numpy(smooth).permute(0, 3, 1, 2), POOL)
     residual = picture - backdrop
@@ -215,7 +225,8 @@ def _read(picture: Array, fit: _Fit, scores: list[tuple[Array, Array]]) -> Readi
 def _best_by_place(score: Array, energy: Array) -> Array:
     """How well the best sprite at each place [Y, Y] is there, 0 where none is.
 
-    The share that the score has of all there is to explain counts too, or a large shape over two small ones would go first.
+    The share that the score has of all there is to explain counts too, or a large shape over two small ones would go
+    first.
     """
     share = score / energy.clip(1)
     return np.where(share > SEEN, score * share**4, 0).max(-1)

@@ -1,7 +1,10 @@
-"""Decides whether a picture shows what its caption states: the background, the objects and how many, their place, their size.
+"""Decides whether a picture shows what its caption states: the background, the objects and how many, their place,
+their size.
 
-`Facts` say what is asked, `finder.read_pictures` what is there; `decide` compares the two. Only stated facts count. An object must be recognisably drawn:
-at least `MIN_EXPLAINED` of what it adds to the backdrop, and `MIN_DETAIL` of its finer parts, have to be in the picture, and nothing else may be (`MAX_REMAINDER`).
+`Facts` say what is asked, `finder.read_pictures` what is there; `decide` compares the two. Only stated facts count.
+An object must be recognisably drawn:
+at least `MIN_EXPLAINED` of what it adds to the backdrop, and `MIN_DETAIL` of its finer parts, have to be in the
+picture, and nothing else may be (`MAX_REMAINDER`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +15,13 @@ from numpy.typing import NDArray
 
 from .captions import Facts
 from .finder import Reading, Sighting, read_pictures
+from .scenes import LARGE, MEDIUM, SMALL
 
-MIN_EXPLAINED = 0.75
-MIN_DETAIL = -0.1
+# Bounds from autoencoder round trips of true scenes, which lose more of small sprites.
+MIN_EXPLAINED = {SMALL: 0.78, MEDIUM: 0.85, LARGE: 0.9}
+MIN_DETAIL = 0.0
 MIN_AGREEMENT = 0.9
-MAX_REMAINDER = 900.0
+MAX_REMAINDER = 700.0
 APART = 16.0  # pixels between centres that make an order
 LEVEL = 24.0  # the most that objects in a row may differ in height
 BATCH = 16
@@ -24,7 +29,8 @@ BATCH = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is right about one picture (an unstated fact is right) and what was seen. `why` names the first thing that is wrong."""
+    """What is right about one picture (an unstated fact is right) and what was seen. `why` names the first thing that
+    is wrong."""
 
     background: bool
     objects: bool
@@ -70,7 +76,7 @@ def decide(reading: Reading, facts: Facts) -> Verdict:
 
 def is_drawn(sighting: Sighting) -> bool:
     """Whether a sprite is there recognisably, not as a smear."""
-    return sighting.explained >= MIN_EXPLAINED and sighting.detail >= MIN_DETAIL
+    return sighting.explained >= MIN_EXPLAINED[sighting.size] and sighting.detail >= MIN_DETAIL
 
 
 def _background_trouble(reading: Reading, facts: Facts) -> str:

@@ -20,12 +20,16 @@ def contact_sheet(
     right: Sequence[bool] | None = None,
     scale: int = 1,
 ) -> Image.Image:
-    """Lay out uint8 pictures [N, H, W, 3] with captions below, wrong ones (`right` False) in red; saved where a path is given.
+    """Lay out uint8 pictures [N, H, W, 3] with captions below, wrong ones (`right` False) in red; saved where a path
+    is given.
 
     `ValueError` where the counts differ.
     """
     if len(captions) != len(pictures) or (right is not None and len(right) != len(pictures)):
-        raise ValueError(f"{len(pictures)} pictures but {len(captions)} captions" + ("" if right is None else f" and {len(right)} verdicts"))
+        raise ValueError(
+            f"{len(pictures)} pictures but {len(captions)} captions"
+            + ("" if right is None else f" and {len(right)} verdicts")
+        )
     height, width = pictures.shape[1] * scale, pictures.shape[2] * scale
     lines = [_wrapped(caption, CAPTION_WIDTH * width // 128) for caption in captions]
     foot = LINE * max(len(part) for part in lines) + 6

@@ -90,8 +90,7 @@ def test_another_background_is_wrong(samples):
 def test_the_reverse_order_is_wrong(samples, pictures):
     chosen = [n for n, s in enumerate(samples) if s.facts.kind in ("two", "row")]
     facts = [
-        dataclasses.replace(f, objects=f.objects[::-1], sizes=f.sizes[::-1])
-        for f in (samples[n].facts for n in chosen)
+        dataclasses.replace(f, objects=f.objects[::-1], sizes=f.sizes[::-1]) for f in (samples[n].facts for n in chosen)
     ]
     verdicts = judge.judge(pictures[chosen], facts)
     assert all(v.objects for v in verdicts)

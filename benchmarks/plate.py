@@ -1,0 +1,145 @@
+"""Time and memory of the bundled model: each repeat is a fresh process, the figures are medians.
+
+    python benchmarks/plate.py --repeats 5 --threads 1
+
+`floor` is the time that a guided step's multiplications alone would take at the rate measured for a large matrix
+product in the same process.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+PROMPT = "a fox on a beach"
+ROWS = {
+    "import_s": "import calotype (with torch)",
+    "load_s": "load",
+    "first_image_s": "first picture, after loading",
+    "image_s": "a picture, warm",
+    "step_s": "a guided step",
+    "floor_s": "floor of a guided step",
+    "gflop": "GFLOP a guided step",
+    "gflops": "GFLOP/s of a matrix product",
+    "peak_mb": "peak memory, MB",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.once:
+        print(json.dumps(measure(options)))
+        return
+    runs = [run_fresh(options) for _ in range(options.repeats)]
+    medians = {name: statistics.median(run[name] for run in runs) for name in ROWS}
+    print(
+        f"{options.steps} steps with guidance, {options.repeats} fresh processes, {options.threads or 'default'} threads"
+    )
+    for name, words in ROWS.items():
+        values = [run[name] for run in runs]
+        print(f"{words:<32}{medians[name]:>10.4g}   ({min(values):.4g} to {max(values):.4g})")
+    if options.json:
+        options.json.write_text(json.dumps({"medians": medians, "runs": runs}, indent=1) + "\n", encoding="utf-8")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
+    parser.add_argument("--model", help="what to load; without it, the bundled model")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def run_fresh(options: argparse.Namespace) -> dict[str, float]:
+    """One repeat in its own process."""
+    command = [sys.executable, __file__, "--once", "--steps", str(options.steps), "--threads", str(options.threads)]
+    if options.model:
+        command += ["--model", options.model]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr.strip() or f"a repeat ended with code {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """All figures of this process; call it before anything else imports torch."""
+    began = time.perf_counter()
+    import torch
+
+    import calotype
+
+    figures = {"import_s": time.perf_counter() - began}
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    began = time.perf_counter()
+    pipe = calotype.load(options.model)
+    figures["load_s"] = time.perf_counter() - began
+
+    def draw(steps: int) -> float:
+        start = time.perf_counter()
+        pipe(PROMPT, num_inference_steps=steps, seed=7, progress=False)
+        return time.perf_counter() - start
+
+    figures["first_image_s"] = draw(options.steps)
+    figures["image_s"] = statistics.median(draw(options.steps) for _ in range(3))
+    figures["step_s"] = statistics.median(step_seconds(pipe, options.steps))
+    figures["peak_mb"] = peak_megabytes()
+    figures["gflop"] = step_operations(pipe) / 1e9
+    figures["gflops"] = matrix_rate() / 1e9
+    figures["floor_s"] = figures["gflop"] / figures["gflops"]
+    return figures
+
+
+def step_seconds(pipe, steps: int) -> list[float]:
+    """Seconds of each step of one run."""
+    times, last = [], time.perf_counter()
+    for _ in pipe.stream(PROMPT, num_inference_steps=steps, seed=7):
+        now = time.perf_counter()
+        times.append(now - last)
+        last = now
+    return times[1:] or times
+
+
+def step_operations(pipe) -> int:
+    """Floating-point operations of a guided step's matrix products (a run of two steps less a run of one)."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    totals = []
+    for steps in (1, 2):
+        counter = FlopCounterMode(display=False)
+        with counter:
+            for _ in pipe.stream(PROMPT, num_inference_steps=steps, seed=7):
+                pass
+        totals.append(counter.get_total_flops())
+    return totals[1] - totals[0]
+
+
+def matrix_rate(side: int = 1024, repeats: int = 5) -> float:
+    """Operations per second of a float32 product of two square matrices, at its best."""
+    import torch
+
+    a, b = torch.randn(side, side), torch.randn(side, side)
+    best = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - began)
+    return 2 * side**3 / best
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process has held (ru_maxrss is in KB on Linux, in bytes on macOS)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1024**2 if sys.platform == "darwin" else 1024)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The benchmarks run on stand-ins for the bundled model, and print what they promise."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from calotype.plate.training import evaluate, scenes
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Perfect:
+    """Draws the true scene of a test caption, and nothing with guidance 1."""
+
+    def __init__(self, share):
+        self.truth = {c.sample.caption: scenes.render(c.sample.scene) for c in evaluate.held_out_cases(share)}
+
+    def __call__(self, prompt, *, num_inference_steps, guidance_scale, seed, output_type):
+        images = np.stack([self.truth[text] for text in prompt]) / np.float32(255)
+
+        class Result:
+            pass
+
+        Result.images = images if guidance_scale > 1 else np.zeros_like(images)
+        return Result
+
+
+def test_quality_prints_and_writes_every_setting(tmp_path, capsys):
+    quality = load("quality")
+    arguments = ["--share", "0.01", "--steps", "10", "4", "--guidance", "3", "1"]
+    files = ["--json", str(tmp_path / "q.json"), "--sheet", str(tmp_path / "q.png")]
+    quality.main([*arguments, *files], Perfect(0.01))
+    report = json.loads((tmp_path / "q.json").read_text())
+    assert [(r["steps"], r["guidance"]) for r in report] == [(10, 3), (4, 3), (10, 1)]
+    assert [r["groups"][-1]["share"] for r in report] == [1, 1, 0]
+    assert "three in a row" in capsys.readouterr().out
+    assert (tmp_path / "q.png").stat().st_size > 1000
+
+
+def test_quality_of_one_setting_runs_once():
+    quality = load("quality")
+    options = quality.parse(["--share", "0.01", "--steps", "10", "--guidance", "3"])
+    assert [(n, w) for n, w, _ in quality.runs(options)] == [(10, 3)]
+
+
+def test_plate_prints_medians(tmp_path, monkeypatch, capsys):
+    plate = load("plate")
+    runs = iter([dict.fromkeys(plate.ROWS, float(n)) for n in (3, 1, 2)])
+    monkeypatch.setattr(plate, "run_fresh", lambda options: next(runs))
+    plate.main(["--repeats", "3", "--json", str(tmp_path / "p.json")])
+    assert set(json.loads((tmp_path / "p.json").read_text())["medians"].values()) == {2.0}
+    assert "peak memory" in capsys.readouterr().out
+
+
+def test_plate_measures_a_pipeline(monkeypatch):
+    import calotype
+
+    class Pipe:
+        def __call__(self, prompt, *, num_inference_steps, seed, progress):
+            for _ in self.stream(prompt, num_inference_steps=num_inference_steps, seed=seed):
+                pass
+
+        def stream(self, prompt, *, num_inference_steps, seed):
+            for _ in range(num_inference_steps):
+                yield torch.mm(torch.ones(8, 8), torch.ones(8, 8))
+
+    monkeypatch.setattr(calotype, "load", lambda source: Pipe(), raising=False)
+    plate = load("plate")
+    figures = plate.measure(plate.parse(["--steps", "3"]))
+    assert set(figures) == set(plate.ROWS)
+    assert figures["gflop"] == pytest.approx(2 * 8**3 / 1e9)
+    assert figures["floor_s"] > 0
+    assert figures["peak_mb"] > 50
+
+
+def test_plate_passes_on_the_error_of_a_repeat(monkeypatch):
+    plate = load("plate")
+    options = plate.parse(["--model", "no-such-model-anywhere"])
+    with pytest.raises(SystemExit, match="no-such-model-anywhere"):
+        plate.run_fresh(options)
