@@ -20,8 +20,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from .scenes import BACKGROUNDS, GRID, HORIZONS, LARGE, MEDIUM, PLAIN_COLOURS, SIDE, SMALL, Backdrop, draw_backdrop,
-sprite_pixels
+from .scenes import (
+    BACKGROUNDS,
+    GRID,
+    HORIZONS,
+    LARGE,
+    MEDIUM,
+    PLAIN_COLOURS,
+    SIDE,
+    SMALL,
+    Backdrop,
+    draw_backdrop,
+    sprite_pixels,
+)
 
 Array = NDArray[np.float32]
 SIZES = (SMALL, MEDIUM, LARGE)
@@ -111,9 +122,13 @@ class _Fit:
 def _candidates() -> tuple[list[tuple[str, int]], Array]:
     """Every backdrop (name, horizon) and its dotless pixels at zero tint, [candidates, 128, 3] (they vary by row
     only)."""
-    keys = [(name, horizon) for name in BACKGROUNDS for horizon in (HORIZONS if name not in PLAIN_COLOURS else HORIZONS[:1])]
+    keys = [
+        (name, horizon) for name in BACKGROUNDS for horizon in (HORIZONS if name not in PLAIN_COLOURS else HORIZONS[:1])
+    ]
     # Column 0 is never inside a dot.
-    rows = np.stack([draw_backdrop(Backdrop(name=name, horizon=horizon, tint=0, seed=0))[:, 0] for name, horizon in keys])
+    rows = np.stack(
+        [draw_backdrop(Backdrop(name=name, horizon=horizon, tint=0, seed=0))[:, 0] for name, horizon in keys]
+    )
     return keys, rows
 
 
@@ -145,9 +160,16 @@ def _with_dots(picture: Array, smooth: Array, horizon: int) -> Array:
     surroundings."""
     whole = smooth.copy()
     rows = horizon // DOT_CELL
-    excess = (picture - smooth).mean(-1)[: rows * DOT_CELL].reshape(rows, DOT_CELL, SIDE // DOT_CELL, DOT_CELL).transpose(0, 2, 1, 3)
+    excess = (
+        (picture - smooth)
+        .mean(-1)[: rows * DOT_CELL]
+        .reshape(rows, DOT_CELL, SIDE // DOT_CELL, DOT_CELL)
+        .transpose(0, 2, 1, 3)
+    )
     spot = excess[..., 3:6, 3:6].mean((-1, -2))
-    around = np.concatenate([np.abs(excess[..., 0, :]), np.abs(excess[..., 7, :]), np.abs(excess[..., :, 0])], axis=-1).mean(-1)
+    around = np.concatenate(
+        [np.abs(excess[..., 0, :]), np.abs(excess[..., 7, :]), np.abs(excess[..., :, 0])], axis=-1
+    ).mean(-1)
     for row, column in np.argwhere((spot > 12) & (around < 10)):
         cell = np.s_[row * DOT_CELL + 1 : row * DOT_CELL + 8, column * DOT_CELL + 1 : column * DOT_CELL + 8]
         whole[cell] = picture[cell]
@@ -185,7 +207,11 @@ def _scores(pixels: Array, smooth: Array, templates: _Templates) -> tuple[Array,
     patches = functional.unfold(stacked, side, stride=stride).transpose(1, 2)  # [N, K, 4 s s]
     product = (patches.reshape(-1, patches.shape[-1]) @ templates.mixed.T).view(count, places, places, -1)
     rows = backdrop[..., 0].unfold(2, side, stride).permute(0, 2, 1, 3)  # [N, Y, 3, s]; the backdrop varies by row only
-    energy = templates.ink_square - 2 * rows.flatten(2) @ templates.ink_alpha.T + rows.square().sum(2) @ templates.alpha_square.T
+    energy = (
+        templates.ink_square
+        - 2 * rows.flatten(2) @ templates.ink_alpha.T
+        + rows.square().sum(2) @ templates.alpha_square.T
+    )
     energy = energy[:, :, None]
     change = patches[..., : 3 * side * side].square().sum(-1).view(count, places, places, 1)
     return (2 * product - energy).numpy(), torch.maximum(energy, change).numpy()

@@ -9,6 +9,7 @@ picture, and nothing else may be (`MAX_REMAINDER`).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +109,7 @@ def _place_trouble(sprites: Sequence[Sighting], facts: Facts) -> str:
     if facts.kind in ("two of", "three of"):
         return ""
     axis = {"left of": 0, "above": 1}.get(facts.relation)
-    if axis is not None and any(b[axis] - a[axis] < APART for a, b in zip(centres, centres[1:], strict=False)):
+    if axis is not None and any(b[axis] - a[axis] < APART for a, b in pairwise(centres)):
         return f"not {facts.relation}"
     heights = [y for _, y in centres]
     return "not in a row" if facts.kind == "row" and max(heights) - min(heights) > LEVEL else ""

@@ -1,5 +1,7 @@
 """Scenes and captions: the grid, the words, what is held out."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from calotype.plate.training import captions, objects, scenes
@@ -55,7 +57,7 @@ def test_facts_agree_with_the_scene(samples):
         centres = [(s.x + s.size / 2, s.y + s.size / 2) for s in sprites]
         if facts.relation != "none":
             axis = 0 if facts.relation == "left of" else 1
-            assert all(b[axis] - a[axis] >= 16 for a, b in zip(centres, centres[1:], strict=False))
+            assert all(b[axis] - a[axis] >= 16 for a, b in pairwise(centres))
         for stated, centre in ((facts.column, centres[0][0]), (facts.row, centres[0][1])):
             if stated is not None:
                 assert (centre <= 48, 48 <= centre <= 80, centre >= 80)[stated], sample.caption
