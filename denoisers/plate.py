@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ..core.attention.base import AttentionMask, AttentionSelector
 from ..core.blocks.decoder import DecoderBlock, DecoderConfig
-from ..core.modulation import Modulation, ScaleGate
+from ..core.modulation import Modulation, ScaleGate, ShiftScale
 from ..core.norms import RMSNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
 from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
@@ -27,7 +27,8 @@ from .base import Conditioning
 
 @dataclass(frozen=True, kw_only=True)
 class PlateDenoiserConfig:
-    """Sizes. `rotary_axes` are the widths for (text position or frame, row, column); frames begin at `frame_offset` on the first axis."""
+    """Sizes. `rotary_axes` are the widths for (text position or frame, row, column); frames begin at `frame_offset` on the first axis;
+    `places` is the largest number of token rows or columns."""
 
     latent_channels: int = 8
     patch: int = 2
@@ -41,6 +42,7 @@ class PlateDenoiserConfig:
     rotary_axes: tuple[int, int, int] = (16, 24, 24)
     rotary_theta: float = 100.0
     frame_offset: int = 32
+    places: int = 32
     norm_eps: float = 1e-6
 
     def block(self) -> DecoderConfig:
@@ -57,7 +59,7 @@ class PlateDenoiserConfig:
 
     def rotary(self) -> RotaryConfig:
         """The rotary embedding's config."""
-        return RotaryConfig(axes=self.rotary_axes, theta=self.rotary_theta)
+        return RotaryConfig(axes=self.rotary_axes, theta=self.rotary_theta, pairing="half")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ class PlatePrepared:
     attention: AttentionSelector
     runner: Runner
     modulation: Sequence[Sequence[Sequence[Modulation]]]
-    final: Sequence[ScaleGate]
+    final: Sequence[ShiftScale]
     places: dict[int, int]
 
     def at(self, evaluation: int) -> BlockInputs:
@@ -96,7 +98,10 @@ class PlateDenoiser(nn.Module):
         self.text_in = nn.Linear(config.text_width, config.width)
         self.text_blocks = nn.ModuleList(DecoderBlock(config.block()) for _ in range(config.text_layers))
         self.text_norm = RMSNorm(config.width, eps=config.norm_eps)
+        self.row = nn.Parameter(sine_table(config.places, config.width // 2))
+        self.column = nn.Parameter(sine_table(config.places, config.width // 2))
         self.time_in = nn.Linear(config.time_width, config.time_width)
+        self.time_out = nn.Linear(config.time_width, config.time_width)
         self.blocks = nn.ModuleList(DecoderBlock(config.block()) for _ in range(config.layers))
         self.modulation = nn.ModuleList(nn.Linear(config.time_width, 4 * config.width) for _ in range(config.layers))
         self.final_modulation = nn.Linear(config.time_width, 2 * config.width)
@@ -117,13 +122,13 @@ class PlateDenoiser(nn.Module):
         modulation, final = self.modulations(times)
         return PlatePrepared(
             text=self.refine_text(conditioning.states, conditioning.lengths, attention),
-            position=self.position_embedding(shape, conditioning.states.device),
+            position=self.position_embedding(shape),
             rotary=self.rotary_tables(shape, conditioning.states),
             mask=text_mask(conditioning.lengths, conditioning.states.shape[1], self.num_image_tokens(shape)),
             attention=attention,
             runner=runner,
             modulation=[_one_evaluation(modulation, e) for e in range(len(evaluations))],
-            final=[_row(final, e) for e in range(len(evaluations))],
+            final=[ShiftScale(shift=final.shift[e : e + 1], scale=final.scale[e : e + 1]) for e in range(len(evaluations))],
             places={point.index: e for e, point in enumerate(evaluations)},
         )
 
@@ -134,13 +139,13 @@ class PlateDenoiser(nn.Module):
         return self.velocity(x, prepared.text, prepared.position, inputs, final, prepared.runner)
 
     def velocity(
-        self, x: Tensor, text: Tensor, position: Tensor, inputs: BlockInputs, final: ScaleGate, runner: Runner
+        self, x: Tensor, text: Tensor, position: Tensor, inputs: BlockInputs, final: ShiftScale, runner: Runner
     ) -> Tensor:
         """The network itself: latents [B, C, F, h, w] and refined text [B, Lt, D] to the slope, float32."""
         tokens = self.image_in(patchify(x, self.config.patch).to(text.dtype)) + position.to(text.dtype)
         num_image = tokens.shape[1]
         stream = runner(list(self.blocks), Stream(x=torch.cat((tokens, text), dim=1)), inputs, NoCache())
-        h = final.before(self.final_norm(stream.x[:, :num_image])) + final.gate
+        h = final.before(self.final_norm(stream.x[:, :num_image]))
         return unpatchify(self.output(h), x.shape, self.config.patch).float()
 
     def refine_text(self, states: Tensor, lengths: Tensor, attention: AttentionSelector) -> Tensor:
@@ -154,17 +159,17 @@ class PlateDenoiser(nn.Module):
         )
         return self.text_norm(run_blocks(list(self.text_blocks), Stream(x=h), inputs, NoCache()).x)
 
-    def modulations(self, times: Tensor) -> tuple[list[list[ScaleGate]], ScaleGate]:
+    def modulations(self, times: Tensor) -> tuple[list[list[ScaleGate]], ShiftScale]:
         """Per block the two sublayers' modulations, and the final one, for sigmas [E]: tensors [E, 1, D]."""
         weight = self.time_in.weight
         embedded = sinusoid(1 - times, self.config.time_width).to(weight.dtype)
-        h = functional.silu(self.time_in(embedded))
+        h = functional.silu(self.time_out(functional.silu(self.time_in(embedded))))
         per_block: list[list[ScaleGate]] = []
         for linear in self.modulation:
             scale_1, gate_1, scale_2, gate_2 = linear(h)[:, None].chunk(4, dim=-1)
             per_block.append([ScaleGate(scale=scale_1, gate=gate_1), ScaleGate(scale=scale_2, gate=gate_2)])
         scale, shift = self.final_modulation(h)[:, None].chunk(2, dim=-1)
-        return per_block, ScaleGate(scale=scale, gate=shift)
+        return per_block, ShiftScale(scale=scale, shift=shift)
 
     def rotary_tables(self, shape: tuple[int, ...], states: Tensor) -> Rotary:
         """Tables for picture tokens then text tokens."""
@@ -174,14 +179,20 @@ class PlateDenoiser(nn.Module):
         grid = grid_positions((frames, height // patch, width // patch), start=start).to(states.device)
         return rotary_table(self.config.rotary(), torch.cat((grid, _text_positions(states))))
 
-    def position_embedding(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Fixed sine-cosine embedding of row and column, [N, D]; the same for every frame."""
+    def position_embedding(self, shape: tuple[int, ...]) -> Tensor:
+        """The learned embeddings of each picture token's row and column side by side, [N, D]; the same for every frame.
+
+        Raises:
+            ValueError: more rows or columns than the model has embeddings for.
+        """
         _, _, frames, height, width = shape
-        patch = self.config.patch
-        cells = grid_positions((height // patch, width // patch)).to(device)
+        rows, columns = height // self.config.patch, width // self.config.patch
+        if max(rows, columns) > self.config.places:
+            raise ValueError(f"{rows} x {columns} picture tokens; this model has places for {self.config.places} a side")
         half = self.config.width // 2
-        table = torch.cat((_axis_embedding(cells[:, 0], half), _axis_embedding(cells[:, 1], half)), dim=-1)
-        return table.repeat(frames, 1)
+        row = self.row[:rows, None].expand(rows, columns, half)
+        column = self.column[None, :columns].expand(rows, columns, half)
+        return torch.cat((row, column), dim=-1).flatten(0, 1).repeat(frames, 1)
 
     def num_image_tokens(self, shape: tuple[int, ...]) -> int:
         """N for latents of `shape`."""
@@ -208,19 +219,23 @@ def unpatchify(tokens: Tensor, shape: Sequence[int], patch: int) -> Tensor:
     return h.permute(0, 4, 1, 2, 5, 3, 6).flatten(5).flatten(3, 4)
 
 
+TIME_SCALE = 300.0
+
+
 def sinusoid(t: Tensor, width: int) -> Tensor:
-    """Sinusoidal embedding of t in 0..1, scaled by 1000, [E, width], cosines first (Ho et al. 2020)."""
-    half = width // 2
-    frequencies = torch.exp(-math.log(10000.0) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
-    angles = 1000.0 * t.float()[:, None] * frequencies
+    """Sinusoidal embedding of t in 0..1, [E, width], cosines first (Ho et al. 2020), with angles up to `TIME_SCALE`."""
+    angles = TIME_SCALE * t.float()[:, None] * _frequencies(width // 2, t.device)
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
-def _axis_embedding(positions: Tensor, width: int) -> Tensor:
-    half = width // 2
-    frequencies = 1.0 / 10000.0 ** (torch.arange(half, dtype=torch.float32, device=positions.device) / half)
-    angles = positions.float()[:, None] * frequencies
+def sine_table(count: int, width: int) -> Tensor:
+    """Where the row and column embeddings begin: sines and cosines of the place, [count, width]."""
+    angles = torch.arange(count, dtype=torch.float32, device="cpu")[:, None] * _frequencies(width // 2, torch.device("cpu"))
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+def _frequencies(count: int, device: torch.device) -> Tensor:
+    return torch.exp(-math.log(10000.0) * torch.arange(count, dtype=torch.float32, device=device) / count)
 
 
 def _text_positions(states: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ...vae.plate import PlateVAE, PlateVAEConfig
@@ -92,6 +92,11 @@ def decibels(vae: PlateVAE, random: np.random.Generator, count: int = 64) -> flo
     return float((10 * torch.log10(4 / (output - pixels).square().mean((1, 2, 3)))).mean())
 
 
+def make_optimiser(module: nn.Module, rate: float) -> torch.optim.AdamW:
+    """AdamW over a module."""
+    return torch.optim.AdamW(module.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=1e-4)
+
+
 def train(arguments: argparse.Namespace) -> None:
     """Run both phases, resuming from the folder's checkpoint."""
     log, path = Log(arguments.run), arguments.run / "state.safetensors"
@@ -100,10 +105,12 @@ def train(arguments: argparse.Namespace) -> None:
     step = 0
     if arguments.start is not None:
         vae.load_state_dict(load_file(arguments.start))
-    optimiser = torch.optim.AdamW(vae.parameters(), lr=arguments.rate, betas=(0.9, 0.99), weight_decay=1e-4)
+    optimiser = make_optimiser(vae, arguments.rate)
     if path.exists():
         state, step = load_state(path)
         vae.load_state_dict(state["vae"])
+        if step > first:
+            optimiser = make_optimiser(vae.decoder, arguments.rate)
         restore_optimiser(optimiser, state["optimiser"])
     average = 0.0
     while step < total:
@@ -113,7 +120,7 @@ def train(arguments: argparse.Namespace) -> None:
             if arguments.start is None:
                 measure_latents(vae, random)
             vae.encoder.requires_grad_(False)
-            optimiser = torch.optim.AdamW(vae.decoder.parameters(), lr=arguments.rate, betas=(0.9, 0.99), weight_decay=1e-4)
+            optimiser = make_optimiser(vae.decoder, arguments.rate)
         in_second = step >= first
         local, length = (step - first, arguments.decoder_steps) if in_second else (step, first)
         for group in optimiser.param_groups:

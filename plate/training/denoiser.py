@@ -24,11 +24,12 @@ from ...core.attention.reference import ReferenceAttention
 from ...core.stream import Block, BlockInputs, Cache, Stream
 from ...denoisers.plate import PlateDenoiser, PlateDenoiserConfig, text_mask
 from ...language.model import LanguageModel
-from ...language.tokenizer import Tokenizer
+from ...language.tokenizer import Tokenizer, load_tokenizer
+from .language import language_config
 from .latents import read_shard
+from .muon import Muon
 from .objects import object_names
 from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
-from .muon import Muon
 
 LAYER = 2  # of the language model, before the final norm
 MAX_TOKENS = 32
@@ -66,7 +67,7 @@ class Trainee(nn.Module):
             return stream
 
         text = model.refine_text(states, lengths, attention)
-        slope = model.velocity(x, text, model.position_embedding(shape, x.device), inputs, final, runner)
+        slope = model.velocity(x, text, model.position_embedding(shape), inputs, final, runner)
         return slope, self.head(middle[0])
 
 
@@ -87,8 +88,14 @@ def load_data(folder: Path, tokenizer: Tokenizer, shards: int) -> Data:
     return Data(
         latents=torch.cat([part.latents for part in parts]),
         classes=torch.cat([part.classes for part in parts]),
-        ids=[tokenizer.encode_prompt(caption)[:MAX_TOKENS] for part in parts for caption in part.captions],
+        ids=[prompt_ids(tokenizer, caption) for part in parts for caption in part.captions],
     )
+
+
+def prompt_ids(tokenizer: Tokenizer, caption: str) -> list[int]:
+    """The ids that the text encoder reads for a caption."""
+    special = tokenizer.special
+    return [special.bos, *tokenizer.encode(caption)[: MAX_TOKENS - 2], special.eos]
 
 
 def batches(data: Data, size: int, seed: int, first: int) -> Iterator[list[int]]:
@@ -229,8 +236,8 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
     if arguments.processes > 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(arguments.port)}
         distributed.init_process_group("gloo", rank=rank, world_size=arguments.processes)
-    tokenizer = Tokenizer.from_file(arguments.language / "tokenizer.json")
-    language = LanguageModel.plate()
+    tokenizer = load_tokenizer(arguments.language / "tokenizer.json")
+    language = LanguageModel(language_config(), attention=AttentionSelector(backends=(ReferenceAttention(),)))
     language.load_state_dict(load_file(arguments.language / "language.safetensors"))
     data = load_data(arguments.latents, tokenizer, arguments.shards)
     run, optimisers = start_run(arguments, rank)
@@ -240,10 +247,11 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
     means = [0.0, 0.0]
     while run.step < arguments.steps:
         rows = next(stream)[rank * share : (rank + 1) * share]
-        flow, auxiliary = losses(run.trainee, language, data, rows, (arguments.seed + rank * 7919, run.step))
         for optimiser, _ in optimisers:
             optimiser.zero_grad(set_to_none=False)
-        (flow + arguments.auxiliary * auxiliary).backward()
+        flow, auxiliary = backward(run, language, data, rows)
+        if run.step < arguments.adapt:
+            keep_only_adapters(run.trainee)
         average_gradients(run.trainee, arguments.processes)
         torch.nn.utils.clip_grad_norm_(run.trainee.parameters(), 1.0)
         factor = learning_rate(run.step, total=arguments.steps, warm_up=60, decay_share=arguments.decay)
@@ -253,11 +261,35 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
             optimiser.step()
         run.step += 1
         run.update_average()
-        means = [0.98 * m + 0.02 * v.item() if run.step > 1 and m else v.item() for m, v in zip(means, (flow, auxiliary), strict=True)]
+        means = [0.98 * m + 0.02 * v if m else v for m, v in zip(means, (flow, auxiliary), strict=True)]
         if log is not None and run.step % 20 == 0:
             log.write(step=run.step, flow=round(means[0], 5), auxiliary=round(means[1], 4), rate=round(factor, 4))
         if rank == 0 and (run.step % arguments.save_every == 0 or run.step == arguments.steps):
             run.save(optimisers)
+
+
+def backward(run: Run, language: LanguageModel, data: Data, rows: list[int]) -> tuple[float, float]:
+    """Add the gradients of one batch, part by part (small parts stay in the processor's cache); the mean of both losses."""
+    arguments, sums = run.arguments, [0.0, 0.0]
+    parts = [rows[n : n + arguments.part] for n in range(0, len(rows), arguments.part)]
+    for number, part in enumerate(parts):
+        seed = (arguments.seed + 7919 * run.rank + 104729 * number, run.step)
+        flow, auxiliary = losses(run.trainee, language, data, part, seed)
+        weight = len(part) / len(rows)
+        (weight * (flow + arguments.auxiliary * auxiliary)).backward()
+        sums[0] += weight * flow.item()
+        sums[1] += weight * auxiliary.item()
+    return sums[0], sums[1]
+
+
+_ADAPTERS = ("head.", "denoiser.text_in.", "denoiser.text_norm_in.", "denoiser.time_", "denoiser.row", "denoiser.column")
+
+
+def keep_only_adapters(trainee: Trainee) -> None:
+    """Zero the gradients of everything that given weights need not change to fit another text encoder."""
+    for name, parameter in trainee.named_parameters():
+        if parameter.grad is not None and not name.startswith(_ADAPTERS):
+            parameter.grad.zero_()
 
 
 def average_gradients(module: nn.Module, processes: int) -> None:
@@ -279,8 +311,10 @@ def main() -> None:
     parser.add_argument("--latents", type=Path, required=True)
     parser.add_argument("--language", type=Path, required=True, help="folder with language.safetensors and tokenizer.json")
     parser.add_argument("--start", type=Path, help="begin from these weights")
+    parser.add_argument("--adapt", type=int, default=0, help="steps at first in which only the text, time and place layers learn")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--part", type=int, default=16, help="samples that go through the network at once")
     parser.add_argument("--shards", type=int, default=20)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--muon-rate", type=float, default=0.02)
