@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = [run_fresh(options) for _ in range(options.repeats)]
     medians = {name: statistics.median(run[name] for run in runs) for name in ROWS}
     print(
-        f"{options.steps} steps with guidance, {options.repeats} fresh processes, {options.threads or 'default'} threads"
+        f"{options.steps} steps guided, {options.repeats} fresh processes, {options.threads or 'default'} threads"
     )
     for name, words in ROWS.items():
         values = [run[name] for run in runs]
