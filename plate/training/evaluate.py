@@ -219,9 +219,8 @@ def table(scores: Sequence[Score]) -> str:
         low, high = row.interval
         facts = "".join(f"{n / row.count:>8.0%}" for n in (row.place, row.size, row.background))
         counts = f"{row.share:.1%} ({row.right}/{row.count})"
-        lines.append(
-            f"{row.group:<20}{counts:>16}{f'{low:.1%}-{high:.1%}':>16}{row.objects / row.count:>9.0%}{facts}{row.sharpness:>8.2f}"
-        )
+        interval, objects = f"{low:.1%}-{high:.1%}", f"{row.objects / row.count:>9.0%}"
+        lines.append(f"{row.group:<20}{counts:>16}{interval:>16}{objects}{facts}{row.sharpness:>8.2f}")
     return "\n".join(lines)
 
 
