@@ -5,19 +5,14 @@ Legend: N pictures, P prompts, C latent channels, H W pixels, h w latent cells.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from threading import Event
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..denoisers.base import Prompt
-from ..schedulers.base import State, Step
+from ..schedulers.base import Step
 from .manifest import Manifest
 from .plan import Plan
-from .request import Request
-from .result import Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,32 +71,6 @@ class Cancelled(Exception):  # noqa: N818
         done = "before its first step" if step is None else f"after step {step.index + 1} of {step.total}"
         super().__init__(f"cancelled {done}")
         self.step = step
-
-
-class Pipeline(Protocol):
-    """From a prompt to pictures. `__call__` and `stream` take the arguments of `Request`."""
-
-    def encode(self, request: Request) -> Encoded:
-        """Everything before the first step."""
-        ...
-
-    def denoise(
-        self, encoded: Encoded, *, resume: State | None = None, cancel: Event | None = None
-    ) -> Iterator[ImageStep]:
-        """One step after another."""
-        ...
-
-    def decode(self, latents: ImageStep | Tensor) -> Result:
-        """The pictures."""
-        ...
-
-    def save(self, folder: str | Path) -> None:
-        """Everything that `load` needs."""
-        ...
-
-    def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> "Pipeline":
-        """The same pipeline elsewhere."""
-        ...
 
 
 OnStep = Callable[[ImageStep], object]

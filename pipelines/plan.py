@@ -10,7 +10,7 @@ from ..denoisers.guidance import ClassifierFree, Guidance
 from ..schedulers import Path, Sampler, Schedule, flow_schedule, flow_schedule_from_sigmas, sampler_by_name
 from .pictures import read_masks, read_pictures, size_text, spread
 from .recipe import Recipe
-from .request import MAX_SEED, Request
+from .request import Request
 from .result import OutputType
 
 FAMILY_PATH: Path = "flow"
@@ -159,7 +159,6 @@ def _seeds(request: Request) -> tuple[int, ...]:
     if request.seed is not None and not isinstance(request.seed, int):
         return tuple(request.seed)
     first = secrets.randbelow(2**32) if request.seed is None else request.seed
-    assert first <= MAX_SEED
     return tuple(first + i for i in range(request.num_images))
 
 
