@@ -138,7 +138,7 @@ def save_plate(pipe: ImagePipeline, folder: Path) -> None:
     }
     config = {"family": FAMILY} | {name: dataclasses.asdict(value) for name, value in parts.items()}
     save_weights(denoiser, folder / WEIGHTS[0])
-    save_weights(_with_preview(vae, pipe.preview_projection), folder / WEIGHTS[1])
+    save_weights(with_preview(vae, pipe.preview_projection), folder / WEIGHTS[1])
     save_weights(encoder.language_model, folder / WEIGHTS[2])
     _write(folder / "tokenizer.json", _tokenizer_text(encoder.tokenizer))
     _write(folder / "config.json", json.dumps(config, indent=2) + "\n")
@@ -181,13 +181,8 @@ def part(config: Mapping[str, Any], name: str, kind: type[Config]) -> Config:
         raise ValueError(f"config's {name} does not fit {kind.__name__}: {error}") from None
 
 
-def _without_preview(vae: PlateVAE) -> KeyMap:
-    rules = tuple(Rule(name, name) for name in named_weights(vae))
-    return KeyMap((Layout(FAMILY, rules, drops=PREVIEW),))
-
-
-def _with_preview(vae: PlateVAE, preview: LatentPreview | None) -> nn.Module:
-    """A module with the autoencoder's own names and, beside them, the preview's."""
+def with_preview(vae: PlateVAE, preview: LatentPreview | None) -> nn.Module:
+    """A module with the autoencoder's own weights and, beside them, the preview's: what `vae.safetensors` holds."""
     if preview is None:
         return vae
     holder = nn.Module()
@@ -200,6 +195,11 @@ def _with_preview(vae: PlateVAE, preview: LatentPreview | None) -> nn.Module:
     projection.register_buffer("bias", preview.bias)
     holder.add_module("preview", projection)
     return holder
+
+
+def _without_preview(vae: PlateVAE) -> KeyMap:
+    rules = tuple(Rule(name, name) for name in named_weights(vae))
+    return KeyMap((Layout(FAMILY, rules, drops=PREVIEW),))
 
 
 def _read_preview(path: Path) -> LatentPreview | None:
