@@ -148,7 +148,7 @@ def _fit_backdrop(picture: Array) -> _Fit:
 def _tint(difference: Array) -> Array:
     """The brightness shift, per colour, of each candidate, [candidates, 3]: the median over pixels near it."""
     flat = difference.reshape(len(difference), -1, 3)
-    near = (np.abs(flat) < OUTLIER).all(-1)
+    near: NDArray[np.bool_] = np.all(np.abs(flat) < OUTLIER, axis=-1)
     tint = np.zeros((len(flat), 3), np.float32)
     for index in np.flatnonzero(near.mean(1) > 0.1):
         tint[index] = np.median(flat[index][near[index]], axis=0)
@@ -282,7 +282,8 @@ def _compare(picture: Array, behind: Array, score: Array, size: int, x: int, y: 
     likeliest = np.argsort(score)[-CANDIDATES:]
     box = _box((x, y, size))
     ink = sprite_pixels(size)[likeliest]
-    added = np.clip(ink[..., :3] + (1 - ink[..., 3:]) * behind[box], 0, 255) - behind[box]  # [candidates, s, s, 3]
+    over = np.clip(ink[..., :3] + (1 - ink[..., 3:]) * behind[box], 0, 255)
+    added: Array = (over - behind[box]).astype(np.float32)  # [candidates, s, s, 3]
     residual = picture[box] - behind[box]
     explained = _share(_pooled(residual[None]), _pooled(added))
     order = np.argsort(explained)

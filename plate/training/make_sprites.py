@@ -18,7 +18,7 @@ def draw_sprite(emoji: str, font: ImageFont.FreeTypeFont) -> Image.Image:
     """One emoji, cropped to a square around its ink, `SIZE` pixels wide, RGBA."""
     canvas = Image.new("RGBA", (160, 160))
     ImageDraw.Draw(canvas).text((10, 10), emoji, font=font, embedded_color=True)
-    left, top, right, bottom = canvas.getchannel("A").point(lambda a: 255 if a > 8 else 0).getbbox() or (0, 0, 160, 160)
+    left, top, right, bottom = canvas.getchannel("A").point([0] * 9 + [255] * 247).getbbox() or (0, 0, 160, 160)
     side = max(right - left, bottom - top)
     square = Image.new("RGBa", (side, side))
     ink = canvas.crop((left, top, right, bottom)).convert("RGBa")

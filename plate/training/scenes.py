@@ -118,10 +118,14 @@ def sprite_pixels(size: int) -> Array:
     return sprites
 
 
+def _colour(colour: tuple[int, int, int]) -> Array:
+    return np.asarray(colour, np.float32)
+
+
 def _gradient(top: tuple[int, int, int], bottom: tuple[int, int, int], rows: int) -> Array:
     ramp = np.linspace(0, 1, rows, dtype=np.float32)[:, None, None]
-    column = np.float32(top) * (1 - ramp) + np.float32(bottom) * ramp
-    return np.broadcast_to(column, (rows, SIDE, 3))
+    column = _colour(top) * (1 - ramp) + _colour(bottom) * ramp
+    return np.broadcast_to(column, (rows, SIDE, 3)).astype(np.float32)
 
 
 def _bands(*bands: tuple[int, tuple[int, int, int], tuple[int, int, int]]) -> Array:
@@ -130,11 +134,11 @@ def _bands(*bands: tuple[int, tuple[int, int, int], tuple[int, int, int]]) -> Ar
 
 def _dots(picture: Array, backdrop: Backdrop, rows: int, colour: tuple[int, int, int], share: float) -> None:
     """Soft dots in the middle of some 8-pixel cells of the upper `rows` pixels."""
-    kernel = np.float32([[0.35, 0.7, 0.35], [0.7, 1.0, 0.7], [0.35, 0.7, 0.35]])[..., None]
+    kernel = np.array([[0.35, 0.7, 0.35], [0.7, 1.0, 0.7], [0.35, 0.7, 0.35]], np.float32)[..., None]
     cells = np.random.default_rng(backdrop.seed).random((rows // 8, SIDE // 8)) < share
     for row, column in np.argwhere(cells):
         spot = picture[row * 8 + 3 : row * 8 + 6, column * 8 + 3 : column * 8 + 6]
-        spot += kernel * (np.float32(colour) - spot)
+        spot += kernel * (_colour(colour) - spot)
 
 
 def _grass(backdrop: Backdrop) -> Array:
