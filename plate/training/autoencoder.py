@@ -2,7 +2,8 @@
 
     python -m calotype.plate.training.autoencoder --run runs/vae --steps 1600 --decoder-steps 3000
 
-Crops of 64x64 pixels, chosen where the objects are. Loss: L1 + 4 MSE + L1 of the gradients at two scales (+ 1e-4 KL in the first phase).
+Crops of 64x64 pixels, chosen where the objects are. Loss: L1 + 4 MSE + L1 of the gradients at two scales (+ 1e-4 KL in
+the first phase).
 """
 
 import argparse
@@ -73,7 +74,7 @@ def decoder_loss(vae: PlateVAE, pixels: Tensor, generator: torch.Generator, nois
     return reconstruction_loss(vae.decoder(latents), pixels)
 
 
-def measure_latents(vae: PlateVAE, random: np.random.Generator, count: int = 256) -> None:
+def measure_latents(vae: PlateVAE, random: np.random.Generator, count: int) -> None:
     """Set `latent_mean` and `latent_std` from whole scenes."""
     scenes = np.stack([render(training_sample(random).scene) for _ in range(count)])
     pixels = torch.from_numpy(scenes).permute(0, 3, 1, 2).float() / 127.5 - 1
@@ -83,7 +84,7 @@ def measure_latents(vae: PlateVAE, random: np.random.Generator, count: int = 256
     vae.latent_std.copy_(mean.std((0, 2, 3)))
 
 
-def decibels(vae: PlateVAE, random: np.random.Generator, count: int = 64) -> float:
+def decibels(vae: PlateVAE, random: np.random.Generator, count: int) -> float:
     """Mean PSNR of round trips of whole scenes."""
     scenes = np.stack([render(training_sample(random).scene) for _ in range(count)])
     pixels = torch.from_numpy(scenes).permute(0, 3, 1, 2).float() / 127.5 - 1
@@ -97,10 +98,16 @@ def make_optimiser(module: nn.Module, rate: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(module.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=1e-4)
 
 
-def train(arguments: argparse.Namespace) -> None:
-    """Run both phases, resuming from the folder's checkpoint."""
+def freeze_encoder(vae: PlateVAE) -> None:
+    """Only the decoder learns from here on. The encoder's last gradients go: they would count in every clipping."""
+    vae.encoder.requires_grad_(False)
+    vae.encoder.zero_grad()
+
+
+def train(arguments: argparse.Namespace, config: PlateVAEConfig | None = None) -> None:
+    """Run both phases, resuming from the folder's checkpoint; `config` None: the bundled model's sizes."""
     log, path = Log(arguments.run), arguments.run / "state.safetensors"
-    vae = PlateVAE(PlateVAEConfig()).to(memory_format=torch.channels_last)
+    vae = PlateVAE(config or PlateVAEConfig()).to(memory_format=torch.channels_last)
     total, first = arguments.steps + arguments.decoder_steps, arguments.steps
     step = 0
     if arguments.start is not None:
@@ -118,22 +125,26 @@ def train(arguments: argparse.Namespace) -> None:
         pixels = crops(random, arguments.batch).contiguous(memory_format=torch.channels_last)
         if step == first:
             if arguments.start is None:
-                measure_latents(vae, random)
-            vae.encoder.requires_grad_(False)
+                measure_latents(vae, random, arguments.scenes)
+            freeze_encoder(vae)
             optimiser = make_optimiser(vae.decoder, arguments.rate)
         in_second = step >= first
         local, length = (step - first, arguments.decoder_steps) if in_second else (step, first)
         for group in optimiser.param_groups:
             group["lr"] = arguments.rate * learning_rate(local, total=length, warm_up=50, decay_share=0.6)
-        loss = decoder_loss(vae, pixels, generator, arguments.noise) if in_second else whole_loss(vae, pixels, generator)
+        if in_second:
+            loss = decoder_loss(vae, pixels, generator, arguments.noise)
+        else:
+            loss = whole_loss(vae, pixels, generator)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         optimiser.step()
         step += 1
         average = 0.98 * average + 0.02 * loss.item() if average else loss.item()
-        if step % 100 == 0 or step == total:
-            log.write(step=step, loss=round(average, 5), decibels=round(decibels(vae, np.random.default_rng(1)), 2))
+        if step % arguments.every == 0 or step == total:
+            quality = decibels(vae, np.random.default_rng(1), arguments.test)
+            log.write(step=step, loss=round(average, 5), decibels=round(quality, 2))
             save_state(path, {"vae": vae.state_dict(), "optimiser": optimiser_state(optimiser)}, step=step)
     save_file({k: v.contiguous() for k, v in vae.state_dict().items()}, arguments.run / "vae.safetensors")
 
@@ -141,13 +152,16 @@ def train(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True, help="folder for the log, the checkpoint and vae.safetensors")
+    parser.add_argument("--run", type=Path, required=True, help="folder for log, checkpoint and vae.safetensors")
     parser.add_argument("--start", type=Path, help="begin from these weights")
     parser.add_argument("--steps", type=int, default=1600, help="steps of the whole autoencoder")
     parser.add_argument("--decoder-steps", type=int, default=3000, help="steps of the decoder alone, after it")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--noise", type=float, default=0.15)
+    parser.add_argument("--scenes", type=int, default=256, help="scenes that the mean and spread of latents come from")
+    parser.add_argument("--test", type=int, default=64, help="scenes that the decibels in the log are measured on")
+    parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()

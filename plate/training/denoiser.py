@@ -1,10 +1,12 @@
 """Train the denoiser on encoded scenes, on the states of the finished language model.
 
-    python -m calotype.plate.training.denoiser --run runs/denoiser --latents runs/latents --language runs/language --steps 5000 --processes 2
+    python -m calotype.plate.training.denoiser --run runs/denoiser --latents runs/latents --language runs/language \\
+        --steps 5000 --processes 2
 
-Flow matching with sigma from a logit-normal (85 %) or uniform (15 %) distribution; captions are dropped one time in ten. An auxiliary head on the
-middle of the stack names the object on each picture token (weight 0.1); it is not shipped. Muon on the matrices of the blocks, AdamW on the
-rest, an exponential moving average of the weights. Processes on one machine average their gradients through gloo.
+Flow matching with sigma from a logit-normal (85 %) or uniform (15 %) distribution; captions are dropped one time in
+ten. An auxiliary head on the middle of the stack names the object on each picture token (weight 0.1); it is not
+shipped. Muon on the matrices of the blocks, AdamW on the rest, an exponential moving average of the weights. Processes
+on one machine average their gradients through gloo.
 """
 
 import argparse
@@ -132,11 +134,15 @@ def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
     return torch.where(torch.rand(count, generator=generator) < 0.15, uniform, normal)
 
 
-def losses(trainee: Trainee, language: LanguageModel, data: Data, rows: list[int], seed: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def losses(
+    trainee: Trainee, language: LanguageModel, data: Data, rows: list[int], seed: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
     """The flow-matching loss and the auxiliary loss of one batch."""
     generator = torch.Generator().manual_seed(seed[0] * 1000003 + seed[1])
     drop = torch.rand(len(rows), generator=generator) < DROPPED
-    ids, lengths = padded_ids([[1, 2] if gone else data.ids[row] for row, gone in zip(rows, drop.tolist(), strict=True)])
+    ids, lengths = padded_ids(
+        [[1, 2] if gone else data.ids[row] for row, gone in zip(rows, drop.tolist(), strict=True)]
+    )
     with torch.no_grad():
         states = language.hidden_states(ids, lengths, layer=LAYER, normed=False)
     clean = data.latents[rows].float()[:, :, None]
@@ -196,10 +202,12 @@ class Run:
             self.average[name].lerp_(value, 1 - decay)
 
 
-def start_run(arguments: argparse.Namespace, rank: int) -> tuple[Run, list[tuple[torch.optim.Optimizer, float]]]:
+def start_run(
+    arguments: argparse.Namespace, rank: int, config: PlateDenoiserConfig
+) -> tuple[Run, list[tuple[torch.optim.Optimizer, float]]]:
     """A new run, one from given weights, or the one that the folder's checkpoint continues."""
     torch.manual_seed(arguments.seed)
-    trainee = Trainee(PlateDenoiserConfig())
+    trainee = Trainee(config)
     initialise(trainee)
     if arguments.start is not None:
         trainee.denoiser.load_state_dict(load_file(arguments.start))
@@ -230,8 +238,8 @@ def initialise(trainee: Trainee) -> None:
         nn.init.zeros_(module.bias)
 
 
-def train(rank: int, arguments: argparse.Namespace) -> None:
-    """One process of the run."""
+def train(rank: int, arguments: argparse.Namespace, config: PlateDenoiserConfig | None = None) -> None:
+    """One process of the run; `config` None: the bundled model's sizes."""
     torch.set_num_threads(max(1, arguments.threads // arguments.processes))
     if arguments.processes > 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(arguments.port)}
@@ -240,7 +248,7 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
     language = LanguageModel(language_config(), attention=AttentionSelector(backends=(ReferenceAttention(),)))
     language.load_state_dict(load_file(arguments.language / "language.safetensors"))
     data = load_data(arguments.latents, tokenizer, arguments.shards)
-    run, optimisers = start_run(arguments, rank)
+    run, optimisers = start_run(arguments, rank, config or PlateDenoiserConfig())
     log = Log(arguments.run) if rank == 0 else None
     share = arguments.batch // arguments.processes
     stream = batches(data, arguments.batch, arguments.seed, run.step)
@@ -269,7 +277,7 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
 
 
 def backward(run: Run, language: LanguageModel, data: Data, rows: list[int]) -> tuple[float, float]:
-    """Add the gradients of one batch, part by part (small parts stay in the processor's cache); the mean of both losses."""
+    """Add the gradients of one batch, part by part (small parts stay in the processor's cache); both mean losses."""
     arguments, sums = run.arguments, [0.0, 0.0]
     parts = [rows[n : n + arguments.part] for n in range(0, len(rows), arguments.part)]
     for number, part in enumerate(parts):
@@ -282,7 +290,14 @@ def backward(run: Run, language: LanguageModel, data: Data, rows: list[int]) -> 
     return sums[0], sums[1]
 
 
-_ADAPTERS = ("head.", "denoiser.text_in.", "denoiser.text_norm_in.", "denoiser.time_", "denoiser.row", "denoiser.column")
+_ADAPTERS = (
+    "head.",
+    "denoiser.text_in.",
+    "denoiser.text_norm_in.",
+    "denoiser.time_",
+    "denoiser.row",
+    "denoiser.column",
+)
 
 
 def keep_only_adapters(trainee: Trainee) -> None:
@@ -307,11 +322,13 @@ def average_gradients(module: nn.Module, processes: int) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True, help="folder for the log, the checkpoint and denoiser.safetensors")
+    parser.add_argument("--run", type=Path, required=True, help="folder for log, checkpoint and denoiser.safetensors")
     parser.add_argument("--latents", type=Path, required=True)
-    parser.add_argument("--language", type=Path, required=True, help="folder with language.safetensors and tokenizer.json")
+    parser.add_argument(
+        "--language", type=Path, required=True, help="folder of language.safetensors and tokenizer.json"
+    )
     parser.add_argument("--start", type=Path, help="begin from these weights")
-    parser.add_argument("--adapt", type=int, default=0, help="steps at first in which only the text, time and place layers learn")
+    parser.add_argument("--adapt", type=int, default=0, help="first steps in which only text, time and place learn")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--part", type=int, default=16, help="samples that go through the network at once")

@@ -2,7 +2,8 @@
 
     python -m calotype.plate.training.latents --vae runs/vae/vae.safetensors --out runs/latents --shards 20
 
-A shard holds `latents` [N, 8, 16, 16] float16 (normalised), `classes` [N, 8, 8] uint8 (the object on each token) and, in its metadata, the captions.
+A shard holds `latents` [N, 8, 16, 16] float16 (normalised), `classes` [N, 8, 8] uint8 (the object on each token) and,
+in its metadata, the captions. Shards that are there are left as they are.
 """
 
 import argparse
@@ -45,7 +46,9 @@ def make_shard(vae: PlateVAE, seed: int, index: int, count: int = SHARD) -> Shar
             latents.append(vae.encode(pixels[:, :, None])[:, :, 0].half())
     classes = np.stack([token_classes(sample.scene) for sample in samples]).astype(np.uint8)
     return Shard(
-        latents=torch.cat(latents).contiguous(), classes=torch.from_numpy(classes), captions=tuple(sample.caption for sample in samples)
+        latents=torch.cat(latents).contiguous(),
+        classes=torch.from_numpy(classes),
+        captions=tuple(sample.caption for sample in samples),
     )
 
 
@@ -64,6 +67,16 @@ def read_shard(path: Path) -> Shard:
         return Shard(latents=file.get_tensor("latents"), classes=file.get_tensor("classes"), captions=captions)
 
 
+def write_shards(vae: PlateVAE, folder: Path, shards: int, *, count: int = SHARD, seed: int = 0) -> None:
+    """Write shards 0 to `shards` - 1, those that are not there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(shards):
+        path = folder / f"latents-{index:04d}.safetensors"
+        if not path.exists():
+            write_shard(make_shard(vae, seed, index, count), path)
+            print(path, flush=True)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -77,12 +90,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     vae = PlateVAE(PlateVAEConfig())
     vae.load_state_dict(load_file(arguments.vae))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    for index in range(arguments.shards):
-        path = arguments.out / f"latents-{index:04d}.safetensors"
-        if not path.exists():
-            write_shard(make_shard(vae, arguments.seed, index, arguments.count), path)
-            print(path, flush=True)
+    write_shards(vae, arguments.out, arguments.shards, count=arguments.count, seed=arguments.seed)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,148 @@
+"""The denoiser's training: its data, its optimiser, and that a run can be broken off."""
+
+import argparse
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from calotype.core.attention.registry import attention_selector
+from calotype.denoisers.plate import PlateDenoiserConfig
+from calotype.language.model import LanguageModel
+from calotype.plate.training import denoiser
+from calotype.plate.training.language import language_config
+from calotype.plate.training.latents import Shard, write_shard
+from calotype.plate.training.muon import Muon, orthogonalise
+from calotype.plate.training.tokenizer import make_tokenizer
+
+CONFIG = PlateDenoiserConfig(
+    width=32, heads=2, layers=2, text_layers=1, hidden=48, time_width=16, rotary_axes=(4, 6, 6)
+)
+CAPTIONS = ("a fox", "a cat on a beach", "two apples", "a small bee at night", "a car", "a dog and a cat")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run reads: an untrained language model and one shard of noise."""
+    path = tmp_path_factory.mktemp("denoiser")
+    torch.manual_seed(0)
+    make_tokenizer(captions_per_kind=5).save(str(path / "tokenizer.json"))
+    language = LanguageModel(language_config(), attention=attention_selector("reference"))
+    save_file(
+        {name: value.contiguous() for name, value in language.state_dict().items()}, path / "language.safetensors"
+    )
+    count = len(CAPTIONS)
+    shard = Shard(
+        latents=torch.randn(count, 8, 16, 16).half(),
+        classes=torch.randint(121, (count, 8, 8), dtype=torch.uint8),
+        captions=CAPTIONS,
+    )
+    write_shard(shard, path / "latents-0000.safetensors")
+    return path
+
+
+def _arguments(folder: Path, run: Path, **changes: object) -> argparse.Namespace:
+    values: dict[str, object] = {
+        "run": run,
+        "latents": folder,
+        "language": folder,
+        "start": None,
+        "adapt": 1,
+        "steps": 2,
+        "batch": 2,
+        "part": 1,
+        "shards": 1,
+        "rate": 1e-3,
+        "muon_rate": 1e-2,
+        "decay": 0.6,
+        "average": 0.9,
+        "auxiliary": 0.1,
+        "save_every": 1,
+        "seed": 0,
+        "threads": torch.get_num_threads(),
+        "processes": 1,
+        "port": 29501,
+    }
+    return argparse.Namespace(**(values | changes))
+
+
+def test_a_broken_off_run_goes_on_bit_equal(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    denoiser.train(0, _arguments(folder, tmp_path / "whole"), CONFIG)
+    save = denoiser.Run.save
+
+    def broken_off(run: denoiser.Run, optimisers: list[tuple[torch.optim.Optimizer, float]]) -> None:
+        save(run, optimisers)
+        if run.step == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(denoiser.Run, "save", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            denoiser.train(0, _arguments(folder, tmp_path / "broken"), CONFIG)
+    torch.manual_seed(99)
+    denoiser.train(0, _arguments(folder, tmp_path / "broken"), CONFIG)
+    for file in ("denoiser.safetensors", "state.safetensors"):
+        whole, broken = (load_file(tmp_path / name / file) for name in ("whole", "broken"))
+        assert whole.keys() == broken.keys()
+        assert all(torch.equal(whole[name], broken[name]) for name in whole)
+    trained = load_file(tmp_path / "whole" / "denoiser.safetensors")
+    assert trained.keys() == denoiser.PlateDenoiser(CONFIG).state_dict().keys()
+
+
+def test_while_adapting_only_the_inputs_learn(folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = denoiser.PlateDenoiser(CONFIG)
+    start = tmp_path / "start.safetensors"
+    save_file(model.state_dict(), start)
+    denoiser.train(0, _arguments(folder, tmp_path / "run", start=start, adapt=9, steps=1), CONFIG)
+    trained = load_file(tmp_path / "run" / "denoiser.safetensors")
+    changed = {
+        name.split(".")[0] for name, value in model.state_dict().items() if not torch.equal(trained[name], value)
+    }
+    assert changed == {"text_in", "text_norm_in", "time_in", "time_out", "row", "column"}
+
+
+def test_batches_go_on_anywhere_and_cover_the_data() -> None:
+    data = denoiser.Data(
+        latents=torch.zeros(10, 1), classes=torch.zeros(10, 1), ids=[[1] * (1 + n % 4) for n in range(10)]
+    )
+    whole = list(islice(denoiser.batches(data, 2, seed=3, first=0), 12))
+    assert sorted(row for batch in whole[:5] for row in batch) == list(range(10))
+    assert whole[:5] != whole[5:10]
+    for first in range(12):
+        assert list(islice(denoiser.batches(data, 2, seed=3, first=first), 12 - first)) == whole[first:]
+
+
+def test_prompts_have_marks_and_fit(folder: Path) -> None:
+    tokenizer = denoiser.load_tokenizer(folder / "tokenizer.json")
+    ids = denoiser.prompt_ids(tokenizer, "a fox " * 40)
+    assert len(ids) == denoiser.MAX_TOKENS
+    assert (ids[0], ids[-1]) == (tokenizer.special.bos, tokenizer.special.eos)
+
+
+def test_no_latents_is_an_error(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no latents"):
+        denoiser.load_data(tmp_path, denoiser.load_tokenizer(folder / "tokenizer.json"), 1)
+
+
+def test_muon_updates_each_part_as_a_matrix_of_its_own() -> None:
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.zeros(6, 4))
+    untouched = torch.nn.Parameter(torch.zeros(2, 2))
+    optimiser = Muon([weight, untouched], [3, 1], lr=0.1)
+    weight.grad = torch.randn(6, 4)
+    optimiser.step()
+    gradient = 1.95 * weight.grad  # Nesterov: the gradient and momentum times it
+    for rows, part in zip(weight.detach().chunk(3), gradient.chunk(3), strict=True):
+        assert torch.allclose(rows, -0.1 * orthogonalise(part), atol=1e-6)
+    assert not untouched.any()
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (3, 8)])
+def test_orthogonal_means_singular_values_near_one(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
+    assert (values > 0.6).all()
+    assert (values < 1.3).all()

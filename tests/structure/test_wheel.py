@@ -1,0 +1,43 @@
+"""The wheel holds the package, all of it, and nothing else."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from repository import ROOT, in_package, installed_name, tracked
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the tracked files, built offline with what is installed."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, source / name)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = out.glob("*.whl")
+    return path
+
+
+def test_its_files_are_those_of_the_tree(wheel: Path) -> None:
+    files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert files == {installed_name(name) for name in tracked() if in_package(name)}
+
+
+def test_nothing_generic_is_importable(wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in tops if not name.endswith(".dist-info")} == {"calotype"}
+
+
+def test_its_metadata(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    inside = {name.split(".dist-info/")[1]: archive.read(name) for name in archive.namelist() if ".dist-info/" in name}
+    assert b"calotype = calotype.__main__:main" in inside["entry_points.txt"]
+    assert b"Requires-Dist: torch" in inside["METADATA"]
+    licences = {name.rsplit("/", 1)[-1] for name in inside if "LICENSE" in name or "NOTICE" in name}
+    assert licences == {"LICENSE", "NOTICE"}
