@@ -37,9 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     runs = [run_fresh(options) for _ in range(options.repeats)]
     medians = {name: statistics.median(run[name] for run in runs) for name in ROWS}
-    print(
-        f"{options.steps} steps guided, {options.repeats} fresh processes, {options.threads or 'default'} threads"
-    )
+    print(f"{options.steps} steps guided, {options.repeats} fresh processes, {options.threads or 'default'} threads")
     for name, words in ROWS.items():
         values = [run[name] for run in runs]
         print(f"{words:<32}{medians[name]:>10.4g}   ({min(values):.4g} to {max(values):.4g})")

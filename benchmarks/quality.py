@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
+import calotype
 from calotype.plate.training.evaluate import (
     Case,
     TextToImage,
@@ -26,8 +28,6 @@ from calotype.plate.training.evaluate import (
 )
 from calotype.plate.training.judge import judge
 from calotype.plate.training.sheet import contact_sheet
-
-import calotype
 
 STEPS, GUIDANCE = 10, 3.0  # the defaults of the bundled model
 SHEET = 64  # pictures on a sheet

@@ -1,10 +1,10 @@
 """The denoiser of `plate`: a single-stream diffusion transformer over picture tokens and text tokens.
 
-Text states pass through unmodulated blocks once per run; then picture and text tokens share every block, modulated by the time.
-Flow matching: the network gives the slope dx/dsigma = noise - data, and is told `1 - sigma`.
+Text states pass through unmodulated blocks once per run; then picture and text tokens share every block, modulated by
+the time. Flow matching: the network gives the slope dx/dsigma = noise - data, and is told `1 - sigma`.
 
-Legend: B rows, E evaluations, C latent channels, F frames, h w latent cells, P cells per token side, N = F h w / P^2 picture tokens,
-Lt text tokens, Dt width of the text states, D width.
+Legend: B rows, E evaluations, C latent channels, F frames, h w latent cells, P cells per token side,
+N = F h w / P^2 picture tokens, Lt text tokens, Dt width of the text states, D width.
 """
 
 import math
@@ -27,8 +27,8 @@ from .base import Conditioning
 
 @dataclass(frozen=True, kw_only=True)
 class PlateDenoiserConfig:
-    """Sizes. `rotary_axes` are the widths for (text position or frame, row, column); frames begin at `frame_offset` on the first axis;
-    `places` is the largest number of token rows or columns."""
+    """Sizes. `rotary_axes` are the widths for (text position or frame, row, column); frames begin at `frame_offset` on
+    the first axis; `places` is the largest number of token rows or columns."""
 
     latent_channels: int = 8
     patch: int = 2
@@ -66,7 +66,8 @@ class PlateDenoiserConfig:
 class PlatePrepared:
     """All that one run of the denoiser needs and that does not depend on the latents.
 
-    `modulation[e][i]` belongs to evaluation e and block i; `final[e]` to the output layer; `places[index]` finds e by a point's index.
+    `modulation[e][i]` belongs to evaluation e and block i; `final[e]` to the output layer; `places[index]` finds e by a
+    point's index.
     """
 
     text: Tensor  # [B, Lt, D]
@@ -118,7 +119,8 @@ class PlateDenoiser(nn.Module):
         runner: Runner = run_blocks,
     ) -> PlatePrepared:
         """Everything for latents of `shape` [B, C, F, h, w] at these points."""
-        times = torch.tensor([point.time for point in evaluations], dtype=torch.float32, device=conditioning.states.device)
+        device = conditioning.states.device
+        times = torch.tensor([point.time for point in evaluations], dtype=torch.float32, device=device)
         modulation, final = self.modulations(times)
         return PlatePrepared(
             text=self.refine_text(conditioning.states, conditioning.lengths, attention),
@@ -128,7 +130,9 @@ class PlateDenoiser(nn.Module):
             attention=attention,
             runner=runner,
             modulation=[_one_evaluation(modulation, e) for e in range(len(evaluations))],
-            final=[ShiftScale(shift=final.shift[e : e + 1], scale=final.scale[e : e + 1]) for e in range(len(evaluations))],
+            final=[
+                ShiftScale(shift=final.shift[e : e + 1], scale=final.scale[e : e + 1]) for e in range(len(evaluations))
+            ],
             places={point.index: e for e, point in enumerate(evaluations)},
         )
 
@@ -188,7 +192,8 @@ class PlateDenoiser(nn.Module):
         _, _, frames, height, width = shape
         rows, columns = height // self.config.patch, width // self.config.patch
         if max(rows, columns) > self.config.places:
-            raise ValueError(f"{rows} x {columns} picture tokens; this model has places for {self.config.places} a side")
+            places = self.config.places
+            raise ValueError(f"{rows} x {columns} picture tokens; this model has places for {places} a side")
         half = self.config.width // 2
         row = self.row[:rows, None].expand(rows, columns, half)
         column = self.column[None, :columns].expand(rows, columns, half)
@@ -230,7 +235,8 @@ def sinusoid(t: Tensor, width: int) -> Tensor:
 
 def sine_table(count: int, width: int) -> Tensor:
     """Where the row and column embeddings begin: sines and cosines of the place, [count, width]."""
-    angles = torch.arange(count, dtype=torch.float32, device="cpu")[:, None] * _frequencies(width // 2, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    angles = torch.arange(count, dtype=torch.float32, device=cpu)[:, None] * _frequencies(width // 2, cpu)
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from calotype.core.attention.base import AttentionMask, AttentionSelector
 from calotype.core.attention.sdpa import SDPAAttention
 from calotype.core.rotary import Rotary, RotaryConfig, rotary_table
@@ -15,8 +18,6 @@ from calotype.pipelines.base import Source
 from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.recipe import Recipe
 from calotype.schedulers.base import Point
-from torch import Tensor
-from torch.nn import functional
 
 CHANNELS, CELL, WIDTH = 4, 8, 6
 

@@ -14,7 +14,8 @@ DOWNSAMPLING = 8
 
 @dataclass(frozen=True, kw_only=True)
 class PlateVAEConfig:
-    """Sizes of the autoencoder. Widths are channels at 1/4 and 1/8 of the resolution (encoder) and at 1/8, 1/4, 1/2 (decoder)."""
+    """Sizes of the autoencoder. Widths are channels at 1/4 and 1/8 of the resolution (encoder) and at 1/8, 1/4, 1/2
+    (decoder)."""
 
     latent_channels: int = 8
     encoder_widths: tuple[int, int] = (64, 128)
@@ -119,6 +120,7 @@ class ResidualBlock(nn.Module):
         self.conv_2 = _conv(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[N, C, H, W] to the same."""
         h = self.conv_1(functional.silu(self.norm(x)))
         return x + self.conv_2(functional.silu(h))
 
@@ -132,6 +134,7 @@ class ChannelNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """[N, C, H, W] to the same."""
         scale = torch.rsqrt(x.float().square().mean(1, keepdim=True) + self.eps)
         return x * (scale.to(x.dtype) * self.weight.to(x.dtype).view(1, -1, 1, 1))
 

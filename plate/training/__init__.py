@@ -1,0 +1,1 @@
+"""The scripts that make the bundled model; README.md says in which order."""

@@ -98,6 +98,14 @@ def make_optimiser(module: nn.Module, rate: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(module.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=1e-4)
 
 
+def update(vae: PlateVAE, optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One step down the gradient of a loss."""
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+    optimiser.step()
+
+
 def freeze_encoder(vae: PlateVAE) -> None:
     """Only the decoder learns from here on. The encoder's last gradients go: they would count in every clipping."""
     vae.encoder.requires_grad_(False)
@@ -136,10 +144,7 @@ def train(arguments: argparse.Namespace, config: PlateVAEConfig | None = None) -
             loss = decoder_loss(vae, pixels, generator, arguments.noise)
         else:
             loss = whole_loss(vae, pixels, generator)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimiser.step()
+        update(vae, optimiser, loss)
         step += 1
         average = 0.98 * average + 0.02 * loss.item() if average else loss.item()
         if step % arguments.every == 0 or step == total:

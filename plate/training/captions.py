@@ -17,16 +17,51 @@ KIND_SHARES = (0.44, 0.34, 0.1, 0.07, 0.05)
 Relation = Literal["left of", "above", "none"]
 
 _PLACE_PHRASES: dict[str, tuple[str, ...]] = {
-    "grass": ("on the grass", "on grass", "in the grass", "on a green field", "in a field", "in a meadow", "on a lawn", "in a park"),
+    "grass": (
+        "on the grass",
+        "on grass",
+        "in the grass",
+        "on a green field",
+        "in a field",
+        "in a meadow",
+        "on a lawn",
+        "in a park",
+    ),
     "beach": ("on a beach", "on the beach", "at the beach", "on the sand", "on a sandy beach", "at a beach"),
     "snow": ("in the snow", "on the snow", "on snow", "in winter", "on a snowy day", "in a snowy field"),
-    "night": ("at night", "in the night", "under the stars", "under a starry sky", "on a starry night", "at night under the stars"),
+    "night": (
+        "at night",
+        "in the night",
+        "under the stars",
+        "under a starry sky",
+        "on a starry night",
+        "at night under the stars",
+    ),
     "sea": ("in the sea", "in the ocean", "at sea", "in the water", "on the water", "in the middle of the ocean"),
 }
-_PLAIN_PHRASES = ("on a {} background", "on a {} background", "against a {} background", "on {}", "with a {} background", "in front of a {} wall")
+_PLAIN_PHRASES = (
+    "on a {} background",
+    "on a {} background",
+    "against a {} background",
+    "on {}",
+    "with a {} background",
+    "in front of a {} wall",
+)
 _COLOUR_WORDS = {"gray": ("gray", "grey"), "purple": ("purple", "violet")}
-_SIZE_WORDS: dict[int, tuple[str, ...]] = {SMALL: ("small", "little", "tiny"), MEDIUM: (), LARGE: ("big", "large", "huge", "giant")}
-_OPENINGS = ("a picture of ", "a drawing of ", "an image of ", "an emoji of ", "a photo of ", "an illustration of ", "a painting of ")
+_SIZE_WORDS: dict[int, tuple[str, ...]] = {
+    SMALL: ("small", "little", "tiny"),
+    MEDIUM: (),
+    LARGE: ("big", "large", "huge", "giant"),
+}
+_OPENINGS = (
+    "a picture of ",
+    "a drawing of ",
+    "an image of ",
+    "an emoji of ",
+    "a photo of ",
+    "an illustration of ",
+    "a painting of ",
+)
 _COLUMN_WORDS = (("on the left",), ("in the middle", "in the center"), ("on the right",))
 _ROW_WORDS = (("at the top",), ("in the middle", "in the center"), ("at the bottom",))
 _CORNERS = {(0, 0): "top left", (2, 0): "top right", (0, 2): "bottom left", (2, 2): "bottom right"}
@@ -36,8 +71,9 @@ _CORNERS = {(0, 0): "top left", (2, 0): "top right", (0, 2): "bottom left", (2, 
 class Facts:
     """What a caption states, and so what a picture must show.
 
-    `objects` are class indices in reading order (left to right, top to bottom); `column` and `row` (0, 1, 2) are the stated place
-    of a single object, None where unstated; `background` is None where unstated; `sizes` are stated sizes in pixels, None where unstated.
+    `objects` are class indices in reading order (left to right, top to bottom); `column` and `row` (0, 1, 2) are the
+    stated place of a single object, None where unstated; `background` is None where unstated; `sizes` are stated sizes
+    in pixels, None where unstated.
     """
 
     kind: Kind
@@ -69,7 +105,7 @@ class _Arrangement:
 
 
 def is_held_out(first: int, second: int | str) -> bool:
-    """Whether a pair of objects, or an object and a background, is kept for the test (a tenth of each; order does not matter)."""
+    """Whether a pair of objects, or an object and a background, is kept for the test: a tenth of each, in any order."""
     if isinstance(second, str):
         return (first * 7919 + BACKGROUNDS.index(second) * 104729 + 13) % 10 == 0
     low, high = sorted((first, second))
@@ -92,7 +128,8 @@ def training_sample(random: np.random.Generator) -> Sample:
 
 
 def held_out_sample(kind: Kind, random: np.random.Generator, *, sizes: tuple[int, ...] | None = None) -> Sample:
-    """A random example of one kind in which a pair is held out: (object, background) for one object or "two X", (object, object) for the rest.
+    """A random example of one kind in which a pair is held out: (object, background) for one object or "two X",
+    (object, object) for the rest.
 
     `sizes`, where given, are the sizes that a scene must have in any order (the large + small pairs).
     """
@@ -104,9 +141,7 @@ def held_out_sample(kind: Kind, random: np.random.Generator, *, sizes: tuple[int
         if kind in ("one", "two of", "three of"):
             if sample.facts.background is not None and is_held_out(objects[0], background):
                 return sample
-        elif any(
-            is_held_out(a, b) for i, a in enumerate(objects) for b in objects[i + 1 :]
-        ):
+        elif any(is_held_out(a, b) for i, a in enumerate(objects) for b in objects[i + 1 :]):
             return sample
 
 
@@ -199,7 +234,9 @@ def _one(random: np.random.Generator) -> _Arrangement:
     reach = min(1, middle)
     x = 16 * int(random.integers(middle - reach, last - middle + reach + 1))
     y = 16 * int(random.integers(middle - reach, last - middle + reach + 1))
-    return _Arrangement(sprites=(Sprite(index=index, size=size, x=x, y=y),), relation="none", words=words, sizes=(stated,))
+    return _Arrangement(
+        sprites=(Sprite(index=index, size=size, x=x, y=y),), relation="none", words=words, sizes=(stated,)
+    )
 
 
 def _placed(index: int, size: int, words: str, stated: int | None, random: np.random.Generator) -> _Arrangement:
@@ -263,7 +300,14 @@ _BESIDE_WORDS = (
     "{a} beside {b}",
     "{a} with {b}",
 )
-_STACKED_WORDS = ("{a} above {b}", "{a} above {b}", "{a} over {b}", "{b} below {a}", "{b} under {a}", "{a} on top of {b}")
+_STACKED_WORDS = (
+    "{a} above {b}",
+    "{a} above {b}",
+    "{a} over {b}",
+    "{b} below {a}",
+    "{b} under {a}",
+    "{a} on top of {b}",
+)
 
 
 def _span(size_a: int, size_b: int, random: np.random.Generator) -> tuple[int, int]:
@@ -287,7 +331,8 @@ def _stacked(first: int, size_a: int, second: int, size_b: int, random: np.rando
 
 
 def _across(size_a: int, size_b: int, random: np.random.Generator) -> tuple[int, int]:
-    """Positions along the other axis: the larger one near the middle, the smaller one within its extent, on or near its foot."""
+    """Positions along the other axis: the larger one near the middle, the smaller one within its extent, on or near its
+    foot."""
     large = max(size_a, size_b)
     middle = (SIDE - large) // 32
     base = 16 * int(random.integers(max(0, middle - 1), middle + 2))
@@ -311,7 +356,15 @@ def _row_of(indices: tuple[int, ...], words: str, size: int, random: np.random.G
 def _three(random: np.random.Generator) -> _Arrangement:
     indices = tuple(int(n) for n in random.choice(len(object_names()), size=3, replace=False))
     a, b, c = (with_article(noun_of(i, random)) for i in indices)
-    form = random.choice(("{a}, {b} and {c}", "{a}, {b} and {c}", "{a}, {b}, {c}", "{a}, {b} and {c} in a row", "from left to right {a}, {b} and {c}"))
+    form = random.choice(
+        (
+            "{a}, {b} and {c}",
+            "{a}, {b} and {c}",
+            "{a}, {b}, {c}",
+            "{a}, {b} and {c} in a row",
+            "from left to right {a}, {b} and {c}",
+        )
+    )
     return _row_of(indices, str(form).format(a=a, b=b, c=c), SMALL, random)
 
 

@@ -1,6 +1,7 @@
-"""Draw `sprites.png`, the atlas that scenes are made of, from a copy of the Noto Color Emoji font (needed only to change the objects).
+"""Draw `sprites.png`, the atlas that scenes are made of, from a copy of the Noto Color Emoji font. Needed only to
+change the objects.
 
-    python -m calotype.plate.training.make_sprites --font /path/to/NotoColorEmoji.ttf
+    python -m calotype.plate.training.make_sprites --font NotoColorEmoji.ttf
 """
 
 import argparse

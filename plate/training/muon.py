@@ -1,4 +1,5 @@
-"""Muon (Jordan et al. 2024): momentum whose update is made nearly orthogonal by Newton-Schulz steps, for the matrices inside blocks."""
+"""Muon (Jordan et al. 2024): momentum whose update is made nearly orthogonal by Newton-Schulz steps, for the matrices
+inside blocks."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,9 +9,12 @@ from torch import Tensor, nn
 
 
 class Muon(torch.optim.Optimizer):
-    """Updates 2-D parameters; `parts[i]` says into how many equal row blocks parameter i falls (3 for qkv, 2 for gate and up)."""
+    """Updates 2-D parameters; `parts[i]` says into how many equal row blocks parameter i falls (3 for qkv, 2 for gate
+    and up)."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], parts: list[int], *, lr: float, momentum: float = 0.95) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], parts: list[int], *, lr: float, momentum: float = 0.95
+    ) -> None:
         super().__init__(list(parameters), {"lr": lr, "momentum": momentum})
         self.parts = parts
 

@@ -1,6 +1,7 @@
 """The 120 things the bundled model can draw, and the words for them.
 
-`objects.json` gives, per object, its emoji and its synonyms; plurals follow English spelling except where the file says otherwise.
+`objects.json` gives, per object, its emoji and its synonyms; plurals follow English spelling except where the file says
+otherwise.
 """
 
 import json

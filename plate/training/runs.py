@@ -32,8 +32,8 @@ def save_state(path: Path, state: Mapping[str, Any], *, step: int) -> None:
 def load_state(path: Path) -> tuple[dict[str, Any], int]:
     """What `save_state` wrote, and its step."""
     with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        flat: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}
+        metadata, names = file.metadata(), file.keys()
+        flat: dict[str, Any] = {name: file.get_tensor(name) for name in names}
     flat |= json.loads(metadata["plain"])
     nested: dict[str, Any] = {}
     for name, value in flat.items():

@@ -1,4 +1,4 @@
-"""The scenes that the bundled model is trained on: a background, one to three sprites on a 16-pixel grid, and their layout.
+"""The scenes that the bundled model is trained on: a background, one to three sprites on a 16-pixel grid, their layout.
 
 Legend: pictures are uint8 arrays [128, 128, 3]; positions are the left and top pixel of a square sprite.
 """
@@ -48,7 +48,8 @@ class Sprite:
 
 @dataclass(frozen=True, kw_only=True)
 class Backdrop:
-    """What is behind the objects: its name, where the ground begins (places only), its brightness and the seed of its stars."""
+    """What is behind the objects: its name, where the ground begins (places only), its brightness and the seed of its
+    stars."""
 
     name: str
     horizon: int

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from calotype.plate.training import evaluate, scenes
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from calotype.cli import main
 from calotype.core.attention.registry import attention_selector
 from calotype.denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from calotype.encoders.language import LanguageModelEncoder
@@ -16,8 +18,6 @@ from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.recipe import Recipe
 from calotype.plate.training.tokenizer import make_tokenizer
 from calotype.vae.plate import PlateVAE, PlateVAEConfig
-
-from calotype.cli import main
 
 Run = Callable[..., tuple[int, list[str], list[str]]]
 

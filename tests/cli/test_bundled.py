@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+
 from calotype.pipelines import load as loading
 from calotype.pipelines.files import open_image, read_manifest
 

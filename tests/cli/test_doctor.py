@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from calotype.core.attention.registry import all_backends
 from calotype.core.checkpoint import file_digest
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from PIL import Image
+
 from calotype.denoisers.plate import PlateDenoiser
 from calotype.pipelines.files import open_image, read_manifest
-from PIL import Image
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy
 import pytest
-from calotype.pipelines.files import open_image, read_manifest, save_image
 from PIL import Image
+
+from calotype.pipelines.files import open_image, read_manifest, save_image
 
 
 @pytest.fixture

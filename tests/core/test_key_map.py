@@ -1,5 +1,7 @@
 import pytest
 import torch
+from torch import nn
+
 from calotype.core.key_map import (
     KeyMap,
     Layout,
@@ -14,7 +16,6 @@ from calotype.core.key_map import (
     named_weights,
 )
 from calotype.core.row_operations import apply_shape, apply_view
-from torch import nn
 
 QKV = tuple(f"blocks.{{i}}.attn.to_{part}.{{leaf}}" for part in "qkv")
 DIFFUSERS = Layout(

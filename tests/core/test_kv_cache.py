@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
+
 from calotype.core.attention.base import AttentionMask
 from calotype.core.attention.registry import attention_selector
 from calotype.core.blocks.decoder import DecoderBlock, DecoderConfig
 from calotype.core.kv_cache import ContiguousKVCache
 from calotype.core.rotary import RotaryConfig, rotary_table
 from calotype.core.stream import BlockInputs, Cache, NoCache, Stream, run_blocks
-from torch import Tensor
 
 WIDTH, HEAD, LAYERS = 12, 8, 2
 ROTARY = RotaryConfig(axes=(HEAD,), pairing="half")

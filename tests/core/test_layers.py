@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from torch import nn
+
 from calotype.core.mlp import GELUMLP, SwiGLU
 from calotype.core.modulation import Modulation, ScaleGate, ShiftScaleGate, Unmodulated
 from calotype.core.norms import LayerNorm, RMSNorm
-from torch import nn
 
 
 @torch.no_grad()

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
 from calotype.core.checkpoint import read_checkpoint, read_header, resolve_files
 from calotype.core.key_map import KeyMap, Layout, Reshape, RowPermutation, Rule, identity_key_map
 from calotype.core.loading import build_on_meta, file_digest, load_weights, save_weights
 from calotype.core.weight_source import WeightSource
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
 
 class Model(nn.Module):

@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from calotype.core.rotary import Pairing, RotaryConfig, apply_rotary, grid_positions, rotary_table
 from torch import Tensor
+
+from calotype.core.rotary import Pairing, RotaryConfig, apply_rotary, grid_positions, rotary_table
 
 
 def rotate_by_complex_numbers(

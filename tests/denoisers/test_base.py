@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from calotype.denoisers.base import Conditioning, Prompt
 
 

@@ -1,11 +1,12 @@
 import pytest
 import torch
+from fakes import CHANNELS, FakeDenoiser, FakeEncoder, selector
+from torch import Tensor
+
 from calotype.denoisers.base import Conditioning, Prompt
 from calotype.denoisers.guidance import ClassifierFree, Guidance, Run, Unguided, rescaled
 from calotype.schedulers import flow_schedule
 from calotype.schedulers.base import Slope
-from fakes import CHANNELS, FakeDenoiser, FakeEncoder, selector
-from torch import Tensor
 
 POINTS = flow_schedule(5).points[:-1]
 SHAPE = (2, CHANNELS, 1, 3, 4)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from calotype.pipelines.files import open_image
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from calotype.core.attention.registry import attention_selector
 from calotype.denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from calotype.encoders.language import LanguageModelEncoder

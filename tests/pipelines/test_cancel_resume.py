@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import FakeDenoiser, fake_pipeline
+
 from calotype.pipelines.base import Cancelled, ImageStep, last
 from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.request import Request
 from calotype.pipelines.state import load_state, save_state
 from calotype.schedulers import sampler_names
 from calotype.schedulers.base import State
-from fakes import FakeDenoiser, fake_pipeline
 
 
 @pytest.fixture

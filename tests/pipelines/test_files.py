@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from PIL import Image
+
 from calotype.denoisers.guidance import Unguided
 from calotype.pipelines.files import check_folder, check_target, open_image, read_manifest, save_image
 from calotype.pipelines.manifest import Manifest
 from calotype.schedulers import Euler, flow_schedule
-from PIL import Image
 
 
 def picture(side: int = 16) -> Image.Image:

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import FakeDenoiser, FakeVAE, fake_pipeline
+from torch import Tensor
+
 from calotype.denoisers.base import Conditioning
 from calotype.denoisers.guidance import ClassifierFree, Unguided
 from calotype.pipelines.finite import NonFiniteError
 from calotype.pipelines.image import ImagePipeline
 from calotype.schedulers import Euler, Noise, Schedule, Slope, State, Step, sampler_names
-from fakes import FakeDenoiser, FakeVAE, fake_pipeline
-from torch import Tensor
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from fakes import CHANNELS, FakeDenoiser, FakeEncoder, fake_pipeline
+from torch import Tensor
+
 from calotype.denoisers.guidance import ClassifierFree, Unguided
 from calotype.pipelines.base import ImageStep, last
 from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.request import Request
 from calotype.pipelines.result import Result
 from calotype.schedulers import EulerAncestral, exploding_schedule, flow_schedule, sampler_names
-from fakes import CHANNELS, FakeDenoiser, FakeEncoder, fake_pipeline
-from torch import Tensor
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from calotype.denoisers.guidance import Unguided
-from calotype.pipelines.image import ImagePipeline
-from calotype.schedulers import sampler_names
 from fakes import CHANNELS, FakeDenoiser, FakeEncoder, fake_pipeline
 from PIL import Image
 from torch import Tensor
+
+from calotype.denoisers.guidance import Unguided
+from calotype.pipelines.image import ImagePipeline
+from calotype.schedulers import sampler_names
 
 
 @pytest.fixture

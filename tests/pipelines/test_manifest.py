@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from PIL import Image
+
 from calotype.denoisers.guidance import ClassifierFree
 from calotype.pipelines.manifest import Manifest, describe, digest_input
 from calotype.schedulers import Euler, exploding_schedule, flow_schedule
-from PIL import Image
 
 
 def build(**changes) -> Manifest:

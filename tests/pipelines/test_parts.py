@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from fakes import fake_pipeline
+from torch import nn
+
 from calotype.pipelines.base import last
 from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.placement import device_named, dtype_named, moved
 from calotype.pipelines.progress import Progress
 from calotype.pipelines.recipe import Recipe
 from calotype.vae.preview import LatentPreview
-from fakes import fake_pipeline
-from torch import nn
 
 CPU = torch.device("cpu")
 

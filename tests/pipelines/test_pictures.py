@@ -4,8 +4,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from calotype.pipelines.pictures import read_masks, read_pictures, spread
 from PIL import Image
+
+from calotype.pipelines.pictures import read_masks, read_pictures, spread
 
 PIXELS = numpy.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=numpy.uint8)
 EXPECTED = torch.from_numpy(PIXELS).permute(2, 0, 1)[None, :, None].float() / 255 * 2 - 1

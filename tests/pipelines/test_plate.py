@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import FakeVAE
+from PIL import Image
+from torch import Tensor
+
+import calotype
 from calotype.denoisers.guidance import ClassifierFree
 from calotype.denoisers.plate import PlateDenoiser
 from calotype.pipelines.finite import NonFiniteError
 from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.load import bundled_folder, load, load_language_model, source_folder
 from calotype.schedulers import sampler_names
-from fakes import FakeVAE
-from PIL import Image
-from torch import Tensor
-
-import calotype
 
 PROMPTS = ("a red fox", "two big yellow cats and a small tree on a beach", "")
 

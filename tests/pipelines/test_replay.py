@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+
 from calotype.denoisers.guidance import ClassifierFree, Unguided
 from calotype.pipelines.files import open_image, save_image
 from calotype.pipelines.image import ImagePipeline

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from calotype.denoisers.base import Conditioning, Prompt
 from calotype.denoisers.guidance import Unguided
 from calotype.pipelines.arguments import nearest

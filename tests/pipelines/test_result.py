@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from PIL import Image
+
 from calotype.denoisers.guidance import Unguided
 from calotype.pipelines.files import open_image, read_manifest
 from calotype.pipelines.manifest import Manifest
 from calotype.pipelines.result import OUTPUT_TYPES, Result, grid, numbered, to_images
 from calotype.schedulers import Euler, flow_schedule
-from PIL import Image
 
 
 def make(count: int, output_type: str = "pil", width: int = 32) -> Result:

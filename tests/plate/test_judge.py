@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from calotype.plate.training import captions, evaluate, finder, judge, scenes, sheet
 from calotype.vae.plate import PlateVAE, PlateVAEConfig
 

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+
 from calotype.plate.training import captions, objects, scenes
 
 SAMPLES = 150

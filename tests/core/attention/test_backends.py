@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
 from calotype.core.attention.base import FULL, AttentionBackend, AttentionCall, AttentionMask
 from calotype.core.attention.flash_attn import FlashAttention
 from calotype.core.attention.flex import FlexAttention
 from calotype.core.attention.reference import ReferenceAttention
 from calotype.core.attention.sdpa import SDPAAttention
 from calotype.core.attention.xformers import XFormersAttention
-from torch import Tensor
 
 MASKS = {
     "full": (FULL, 7, 7),

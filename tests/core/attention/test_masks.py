@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from calotype.core.attention.base import FULL, AttentionMask
 
 CPU = torch.device("cpu")

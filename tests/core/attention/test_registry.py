@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from calotype.core.attention.base import FULL, AttentionBackend, AttentionCall, AttentionMask, AttentionSelector
 from calotype.core.attention.flash_attn import FlashAttention
 from calotype.core.attention.flex import FlexAttention
 from calotype.core.attention.registry import all_backends, attention_report, attention_selector
 from calotype.core.attention.xformers import XFormersAttention
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 NAMES = ("reference", "sdpa", "flex", "flash_attn", "xformers")
 

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from calotype.core.attention.base import AttentionMask
 from calotype.core.attention.registry import attention_selector
 from calotype.core.blocks.decoder import DecoderBlock, DecoderConfig
 from calotype.core.modulation import ScaleGate, ShiftScaleGate
 from calotype.core.rotary import RotaryConfig, apply_rotary, rotary_table
 from calotype.core.stream import BlockInputs, NoCache, Stream, run_blocks
-from torch import Tensor, nn
 
 WIDTH, HEAD = 12, 8
 
