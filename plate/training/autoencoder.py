@@ -3,7 +3,7 @@
     python -m calotype.plate.training.autoencoder --run runs/vae --steps 1600 --decoder-steps 3000
 
 Crops of 64x64 pixels, chosen where the objects are. Loss: L1 + 4 MSE + L1 of the gradients at two scales (+ 1e-4 KL in
-the first phase).
+the first phase, + the local strength of edges in the second).
 """
 
 import argparse
@@ -51,6 +51,18 @@ def reconstruction_loss(output: Tensor, target: Tensor) -> Tensor:
     return error.abs().mean() + 4 * error.square().mean() + _gradient(error) + 0.5 * _gradient(half)
 
 
+def energy_loss(output: Tensor, target: Tensor) -> Tensor:
+    """How far the local strength of edges is off, of [N, 3, H, W]: against blur, which costs the other terms little."""
+    return (_edge_strength(output) - _edge_strength(target)).abs().mean()
+
+
+def _edge_strength(x: Tensor) -> Tensor:
+    """Root of the squared differences to the right and below, summed over colours, averaged over 4x4 pixels."""
+    across = (x[..., 1:, 1:] - x[..., 1:, :-1]).square()
+    down = (x[..., 1:, 1:] - x[..., :-1, 1:]).square()
+    return functional.avg_pool2d((across + down).sum(1, keepdim=True), 4, stride=2).add(1e-4).sqrt()
+
+
 def _gradient(x: Tensor) -> Tensor:
     return (x[..., 1:] - x[..., :-1]).abs().mean() + (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
 
@@ -64,14 +76,17 @@ def whole_loss(vae: PlateVAE, pixels: Tensor, generator: torch.Generator) -> Ten
     return reconstruction_loss(output, pixels) + 1e-4 * kl
 
 
-def decoder_loss(vae: PlateVAE, pixels: Tensor, generator: torch.Generator, noise: float) -> Tensor:
+def decoder_loss(
+    vae: PlateVAE, pixels: Tensor, generator: torch.Generator, noise: float, energy: float
+) -> Tensor:
     """The second phase's loss: latents with noise of U(0, `noise`) standard deviations on half of the crops."""
     with torch.no_grad():
         mean, _ = vae.posterior(pixels)
         level = torch.rand(len(mean), 1, 1, 1, generator=generator) * noise
         level[::2] = 0
         latents = mean + level * vae.latent_std.view(1, -1, 1, 1) * torch.randn(mean.shape, generator=generator)
-    return reconstruction_loss(vae.decoder(latents), pixels)
+    output = vae.decoder(latents)
+    return reconstruction_loss(output, pixels) + energy * energy_loss(output, pixels)
 
 
 def measure_latents(vae: PlateVAE, random: np.random.Generator, count: int) -> None:
@@ -141,7 +156,7 @@ def train(arguments: argparse.Namespace, config: PlateVAEConfig | None = None) -
         for group in optimiser.param_groups:
             group["lr"] = arguments.rate * learning_rate(local, total=length, warm_up=50, decay_share=0.6)
         if in_second:
-            loss = decoder_loss(vae, pixels, generator, arguments.noise)
+            loss = decoder_loss(vae, pixels, generator, arguments.noise, arguments.energy)
         else:
             loss = whole_loss(vae, pixels, generator)
         update(vae, optimiser, loss)
@@ -164,6 +179,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--noise", type=float, default=0.15)
+    parser.add_argument("--energy", type=float, default=1.0, help="weight of the edge strength in the second phase")
     parser.add_argument("--scenes", type=int, default=256, help="scenes that the mean and spread of latents come from")
     parser.add_argument("--test", type=int, default=64, help="scenes that the decibels in the log are measured on")
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
