@@ -26,12 +26,12 @@ CROP = 64
 def crops(random: np.random.Generator, count: int) -> Tensor:
     """Pixels in -1..1, [count, 3, 64, 64], most of them around an object."""
     out = np.empty((count, CROP, CROP, 3), np.uint8)
-    for index in range(count):
-        if index % 2 == 0:
-            scene = training_sample(random).scene
-            picture = render(scene)
-        x, y = _corner(scene, random)
-        out[index] = picture[y : y + CROP, x : x + CROP]
+    for index in range(0, count, 2):
+        scene = training_sample(random).scene
+        picture = render(scene)
+        for crop in out[index : index + 2]:
+            x, y = _corner(scene, random)
+            crop[:] = picture[y : y + CROP, x : x + CROP]
     return torch.from_numpy(out).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
@@ -76,9 +76,7 @@ def whole_loss(vae: PlateVAE, pixels: Tensor, generator: torch.Generator) -> Ten
     return reconstruction_loss(output, pixels) + 1e-4 * kl
 
 
-def decoder_loss(
-    vae: PlateVAE, pixels: Tensor, generator: torch.Generator, noise: float, energy: float
-) -> Tensor:
+def decoder_loss(vae: PlateVAE, pixels: Tensor, generator: torch.Generator, noise: float, energy: float) -> Tensor:
     """The second phase's loss: latents with noise of U(0, `noise`) standard deviations on half of the crops."""
     with torch.no_grad():
         mean, _ = vae.posterior(pixels)
@@ -130,7 +128,8 @@ def freeze_encoder(vae: PlateVAE) -> None:
 def train(arguments: argparse.Namespace, config: PlateVAEConfig | None = None) -> None:
     """Run both phases, resuming from the folder's checkpoint; `config` None: the bundled model's sizes."""
     log, path = Log(arguments.run), arguments.run / "state.safetensors"
-    vae = PlateVAE(config or PlateVAEConfig()).to(memory_format=torch.channels_last)
+    vae = PlateVAE(config or PlateVAEConfig())
+    vae.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch's types leave it out)
     total, first = arguments.steps + arguments.decoder_steps, arguments.steps
     step = 0
     if arguments.start is not None:

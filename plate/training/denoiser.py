@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, distributed, nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 from ...core.attention.base import AttentionSelector
@@ -228,6 +229,7 @@ def start_run(
 def initialise(trainee: Trainee) -> None:
     """Gates begin at 0, outputs at 0, so that the first slopes are 0."""
     for linear in trainee.denoiser.modulation:
+        assert isinstance(linear, nn.Linear)
         nn.init.zeros_(linear.weight)
         nn.init.zeros_(linear.bias)
         width = trainee.denoiser.config.width
@@ -347,7 +349,7 @@ def main() -> None:
     if arguments.processes == 1:
         train(0, arguments)
     else:
-        torch.multiprocessing.spawn(train, (arguments,), arguments.processes)
+        spawn(train, (arguments,), arguments.processes)
 
 
 if __name__ == "__main__":

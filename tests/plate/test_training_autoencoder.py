@@ -93,3 +93,15 @@ def test_statistics_are_those_of_the_latents() -> None:
         latents = vae.encode(pixels.permute(0, 3, 1, 2)[:, :, None].float() / 127.5 - 1)
     assert torch.allclose(latents.mean((0, 2, 3, 4)), torch.zeros(8), atol=1e-4)
     assert torch.allclose(latents.std((0, 2, 3, 4)), torch.ones(8), atol=1e-4)
+
+
+def test_the_energy_loss_sees_blur_but_not_a_shade() -> None:
+    target = torch.zeros(1, 1, 9, 9)
+    target[..., 4:] = 1.0
+    blurred = torch.nn.functional.avg_pool2d(torch.nn.functional.pad(target, (1, 1, 1, 1), mode="replicate"), 3, 1)
+    assert autoencoder.energy_loss(target + 0.3, target).item() == pytest.approx(0, abs=1e-6)
+    assert autoencoder.energy_loss(blurred, target).item() > 0.05
+    step = torch.zeros(1, 1, 5, 5)
+    step[..., 2:] = 1.0
+    expected = (0.25 + 1e-4) ** 0.5 - 0.01  # one of four columns of differences is 1
+    assert autoencoder.energy_loss(step, torch.zeros_like(step)).item() == pytest.approx(expected, abs=1e-6)
