@@ -8,7 +8,7 @@ Legend: B rows, C latent channels, F frames, h w latent cells; c, u the conditio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class Run:
     runner: Runner = run_blocks
 
 
+@runtime_checkable
 class Guidance(Protocol):
     """Chooses which forwards a run makes, and combines them."""
 

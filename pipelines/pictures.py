@@ -69,11 +69,11 @@ def _unit(picture: object, name: str, *, grey: bool = False) -> Sequence[Tensor]
     from PIL.Image import Image
 
     if isinstance(picture, str | Path):
-        return (_from_pil(open_image(picture), grey),)
+        return (_from_pil(open_image(picture), name, grey),)
     if isinstance(picture, Image):
-        return (_from_pil(picture, grey),)
+        return (_from_pil(picture, name, grey),)
     if isinstance(picture, numpy.ndarray):
-        array = torch.from_numpy(numpy.ascontiguousarray(picture))
+        array = torch.from_numpy(numpy.array(picture, order="C"))  # a copy: the picture may be read-only
         layout = array[..., None] if array.ndim == 2 else array
         return _from_tensor(layout.movedim(-1, -3), name, "[H, W, 3]", grey)
     if isinstance(picture, Tensor):
@@ -82,10 +82,12 @@ def _unit(picture: object, name: str, *, grey: bool = False) -> Sequence[Tensor]
     raise ValueError(f"{name} is of type {kind}; it must be a PIL picture, an array, a tensor, or the path of a file")
 
 
-def _from_pil(image: "Image", grey: bool) -> Tensor:
+def _from_pil(image: "Image", name: str, grey: bool) -> Tensor:
     import numpy
     from PIL import Image, ImageOps
 
+    if image.mode.startswith(("I", "F")):  # Pillow would cut off everything over 255
+        raise ValueError(f"{name} has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits first")
     image = ImageOps.exif_transpose(image)
     if image.has_transparency_data:
         layers = Image.new("RGBA", image.size, "white")

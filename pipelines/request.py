@@ -112,7 +112,7 @@ class Request:
         """One per picture, where they are given."""
         if self.generator is None:
             return None
-        return (self.generator,) if isinstance(self.generator, torch.Generator) else tuple(self.generator)
+        return tuple(self.generator) if isinstance(self.generator, Sequence) else (self.generator,)
 
 
 def _check_prompts(request: Request) -> None:
@@ -160,6 +160,9 @@ def _check_counts(request: Request) -> None:
 
 
 def _check_guidance(request: Request) -> None:
+    given = request.guidance
+    if not (given is None or (isinstance(given, Guidance) and not isinstance(given, type))):
+        raise ValueError(f"guidance is {given!r}; it must be an object such as ClassifierFree(3.0)")
     for name, value in (("guidance_scale", request.guidance_scale), ("guidance_rescale", request.guidance_rescale)):
         if value is None:
             continue
@@ -207,6 +210,8 @@ def _check_schedule(request: Request) -> None:
         raise ValueError(f"schedule is of type {_kind(schedule)}; it must be a Schedule")
     if sigmas is not None and schedule is not None:
         raise ValueError("sigmas and schedule: give one of the two")
+    if sigmas is not None and not isinstance(cast(object, sigmas), Sequence):
+        raise ValueError(f"sigmas is of type {_kind(sigmas)}; it must be a list of numbers")
     if sigmas is not None and not (len(sigmas) and all(_is_number(value) for value in sigmas)):
         raise ValueError(f"sigmas is {list(sigmas)}; it must hold at least one number")
     num_given = schedule.num_steps if schedule is not None else _num_steps(sigmas) if sigmas is not None else steps
@@ -216,8 +221,9 @@ def _check_schedule(request: Request) -> None:
 
 
 def _check_sampler(request: Request) -> None:
-    if not (request.sampler is None or isinstance(request.sampler, str) or callable(request.sampler)):
-        raise ValueError(f"sampler is {request.sampler!r}; it must be a sampler or its name")
+    given = request.sampler
+    if not (given is None or isinstance(given, str) or (isinstance(given, Sampler) and not isinstance(given, type))):
+        raise ValueError(f"sampler is {given!r}; it must be an object such as Heun(), or a name")
 
 
 def _check_output(request: Request) -> None:

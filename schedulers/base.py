@@ -7,7 +7,7 @@ On both paths `x = alpha x0 + sigma noise`: flow has alpha = 1 - sigma, explodin
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -179,6 +179,7 @@ class Step:
     chunk: int | None = None
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """A solver: a pure function from slope, latents, schedule and noise to steps."""
 

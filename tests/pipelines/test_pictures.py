@@ -22,6 +22,7 @@ def test_every_form_of_a_picture(tmp_path: Path):
         str(path),
         PIXELS,
         PIXELS[None],
+        numpy.asarray(Image.fromarray(PIXELS)),  # read-only
         PIXELS.astype(numpy.float32) / 255,
         UNIT,
         UNIT[None],
@@ -76,6 +77,8 @@ def test_every_form_of_a_mask(form: Any):
         (torch.full((3, 4, 4), torch.nan), "image has values from nan to nan"),
         (numpy.full((4, 4, 3), 255.0), "image has values from 255 to 255"),
         ({"a": 1}, "image is of type dict"),
+        (Image.fromarray(numpy.full((4, 6), 300, numpy.uint16)), "image has more than 8 bits a channel .mode I;16"),
+        (Image.new("F", (6, 4)), "image has more than 8 bits a channel .mode F"),
     ],
 )
 def test_what_is_no_picture(form: Any, message: str):

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from calotype.denoisers.base import Conditioning, Prompt
-from calotype.denoisers.guidance import Unguided
+from calotype.denoisers.guidance import ClassifierFree, Unguided
 from calotype.pipelines.arguments import nearest
 from calotype.pipelines.request import Request
-from calotype.schedulers import flow_schedule
+from calotype.schedulers import Heun, flow_schedule
 
 ROWS = Conditioning(states=torch.zeros(2, 3, 4), lengths=torch.tensor([3, 1]))
 NAN_LATENTS = torch.full((1, 4, 4, 4), torch.nan)
@@ -57,7 +57,13 @@ NAN_LATENTS = torch.full((1, 4, 4, 4), torch.nan)
         ({"sigmas": [1.0, 0.5], "num_inference_steps": 3}, "num_inference_steps is 3, but sigmas has 2 steps"),
         ({"schedule": flow_schedule(2), "num_inference_steps": 3}, "but schedule has 2 steps"),
         ({"schedule": [1.0, 0.0]}, "schedule is of type list"),
-        ({"sampler": 3}, "sampler is 3"),
+        ({"sampler": 3}, r"sampler is 3; it must be an object such as Heun\(\), or a name"),
+        ({"sampler": Heun}, "sampler is <class .*it must be an object"),
+        ({"guidance": 3.0}, r"guidance is 3\.0; it must be an object such as ClassifierFree"),
+        ({"guidance": ClassifierFree}, "guidance is <class .*it must be an object"),
+        ({"generator": 7}, "generator is 7; it must be a torch.Generator"),
+        ({"sigmas": 0.5}, "sigmas is of type float; it must be a list of numbers"),
+        ({"sigmas": torch.ones(2)}, r"sigmas is of type tensor \(2,\)"),
         ({"output_type": "jpg"}, "output_type is 'jpg'; it must be one of pil, np, pt, latent"),
         ({"latents": [1.0]}, "latents is list"),
         ({"latents": torch.zeros(4, 4)}, r"latents is tensor \(4, 4\)"),
