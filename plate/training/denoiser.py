@@ -38,6 +38,7 @@ LAYER = 2  # of the language model, before the final norm
 MAX_TOKENS = 32
 DROPPED = 0.1
 BACKGROUND_WEIGHT = 0.15
+HEAD_RATE = 2e-3  # peak rate of the auxiliary head, which always begins from nothing
 
 
 class Trainee(nn.Module):
@@ -159,17 +160,19 @@ def losses(
 
 
 def make_optimisers(trainee: Trainee, arguments: argparse.Namespace) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Muon for the matrices of the blocks, AdamW for the rest, each with its peak rate."""
+    """Muon for the matrices of the blocks, AdamW for the rest and for the auxiliary head, each with its peak rate."""
     matrices, parts, rest = [], [], []
-    for name, parameter in trainee.named_parameters():
+    for name, parameter in trainee.denoiser.named_parameters():
         if "blocks." in name and parameter.dim() == 2:
             matrices.append(parameter)
             parts.append(3 if ".qkv." in name else 2 if ".gate_up." in name else 1)
         else:
             rest.append(parameter)
+    adam = {"betas": (0.9, 0.98), "weight_decay": 0.0}
     return [
         (Muon(matrices, parts, lr=arguments.muon_rate), arguments.muon_rate),
-        (torch.optim.AdamW(rest, lr=arguments.rate, betas=(0.9, 0.98), weight_decay=0.0), arguments.rate),
+        (torch.optim.AdamW(rest, lr=arguments.rate, **adam), arguments.rate),
+        (torch.optim.AdamW(trainee.head.parameters(), lr=HEAD_RATE, **adam), HEAD_RATE),
     ]
 
 
@@ -260,8 +263,6 @@ def train(rank: int, arguments: argparse.Namespace, config: PlateDenoiserConfig 
         for optimiser, _ in optimisers:
             optimiser.zero_grad(set_to_none=False)
         flow, auxiliary = backward(run, language, data, rows)
-        if run.step < arguments.adapt:
-            keep_only_adapters(run.trainee)
         average_gradients(run.trainee, arguments.processes)
         torch.nn.utils.clip_grad_norm_(run.trainee.parameters(), 1.0)
         factor = learning_rate(run.step, total=arguments.steps, warm_up=60, decay_share=arguments.decay)
@@ -292,23 +293,6 @@ def backward(run: Run, language: LanguageModel, data: Data, rows: list[int]) -> 
     return sums[0], sums[1]
 
 
-_ADAPTERS = (
-    "head.",
-    "denoiser.text_in.",
-    "denoiser.text_norm_in.",
-    "denoiser.time_",
-    "denoiser.row",
-    "denoiser.column",
-)
-
-
-def keep_only_adapters(trainee: Trainee) -> None:
-    """Zero the gradients of everything that given weights need not change to fit another text encoder."""
-    for name, parameter in trainee.named_parameters():
-        if parameter.grad is not None and not name.startswith(_ADAPTERS):
-            parameter.grad.zero_()
-
-
 def average_gradients(module: nn.Module, processes: int) -> None:
     """Average all gradients over the processes, in one message."""
     if processes == 1:
@@ -330,7 +314,6 @@ def main() -> None:
         "--language", type=Path, required=True, help="folder of language.safetensors and tokenizer.json"
     )
     parser.add_argument("--start", type=Path, help="begin from these weights")
-    parser.add_argument("--adapt", type=int, default=0, help="first steps in which only text, time and place learn")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--part", type=int, default=16, help="samples that go through the network at once")

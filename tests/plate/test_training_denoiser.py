@@ -49,7 +49,6 @@ def _arguments(folder: Path, run: Path, **changes: object) -> argparse.Namespace
         "latents": folder,
         "language": folder,
         "start": None,
-        "adapt": 1,
         "steps": 2,
         "batch": 2,
         "part": 1,
@@ -89,19 +88,6 @@ def test_a_broken_off_run_goes_on_bit_equal(folder: Path, tmp_path: Path, monkey
         assert all(torch.equal(whole[name], broken[name]) for name in whole)
     trained = load_file(tmp_path / "whole" / "denoiser.safetensors")
     assert trained.keys() == denoiser.PlateDenoiser(CONFIG).state_dict().keys()
-
-
-def test_while_adapting_only_the_inputs_learn(folder: Path, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    model = denoiser.PlateDenoiser(CONFIG)
-    start = tmp_path / "start.safetensors"
-    save_file(model.state_dict(), start)
-    denoiser.train(0, _arguments(folder, tmp_path / "run", start=start, adapt=9, steps=1), CONFIG)
-    trained = load_file(tmp_path / "run" / "denoiser.safetensors")
-    changed = {
-        name.split(".")[0] for name, value in model.state_dict().items() if not torch.equal(trained[name], value)
-    }
-    assert changed == {"text_in", "text_norm_in", "time_in", "time_out", "row", "column"}
 
 
 def test_batches_go_on_anywhere_and_cover_the_data() -> None:
