@@ -118,7 +118,12 @@ class PlateDenoiser(nn.Module):
         attention: AttentionSelector,
         runner: Runner = run_blocks,
     ) -> PlatePrepared:
-        """Everything for latents of `shape` [B, C, F, h, w] at these points."""
+        """Everything for latents of `shape` [B, C, F, h, w] at these points.
+
+        Raises:
+            ValueError: latents or text states of a shape that the model does not take.
+        """
+        self._check_fits(conditioning.states, shape)
         device = conditioning.states.device
         times = torch.tensor([point.time for point in evaluations], dtype=torch.float32, device=device)
         modulation, final = self.modulations(times)
@@ -202,6 +207,15 @@ class PlateDenoiser(nn.Module):
     def num_image_tokens(self, shape: tuple[int, ...]) -> int:
         """N for latents of `shape`."""
         return shape[2] * shape[3] * shape[4] // self.config.patch**2
+
+    def _check_fits(self, states: Tensor, shape: tuple[int, ...]) -> None:
+        channels, width, patch = self.config.latent_channels, self.config.text_width, self.config.patch
+        if states.shape[2] != width:
+            raise ValueError(f"text states are {states.shape[2]} wide; this model reads states of width {width}")
+        if states.shape[0] != shape[0]:
+            raise ValueError(f"text states have {states.shape[0]} rows for {shape[0]} rows of latents")
+        if shape[1] != channels or shape[3] % patch or shape[4] % patch:
+            raise ValueError(f"latents are {shape}; this model takes {channels} channels, sides in steps of {patch}")
 
 
 def text_mask(lengths: Tensor, num_text: int, num_before: int) -> AttentionMask:
