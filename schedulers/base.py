@@ -39,8 +39,8 @@ class Schedule:
     Step i goes from point i to point i + 1.
 
     Raises:
-        ValueError: fewer than two points, a sigma that does not fall, is not finite or lies outside the path's range,
-            or an alpha that is not the path's.
+        ValueError: fewer than two points, indices that do not count up by one, a sigma that does not fall, is not
+            finite or lies outside the path's range, or an alpha that is not the path's.
     """
 
     points: tuple[Point, ...]
@@ -51,7 +51,10 @@ class Schedule:
         if len(self.points) < 2:
             raise ValueError(f"a schedule needs at least two points (one step), got {len(self.points)}")
         check_sigmas(self.sigmas, self.path)
-        for point in self.points:
+        first = self.points[0].index
+        for i, point in enumerate(self.points):
+            if point.index != first + i:
+                raise ValueError(f"point {i} of the schedule has index {point.index}; it must be {first + i}")
             alpha = 1.0 - point.sigma if self.path == "flow" else 1.0
             if not math.isclose(point.alpha, alpha, abs_tol=1e-6):
                 raise ValueError(

@@ -49,6 +49,8 @@ class AttentionMask:
 
         It is kept for repeated calls.
         """
+        if self.is_full:
+            return None
         key = (num_queries, num_keys, device)
         if key not in self._dense:
             self._dense[key] = self._build(num_queries, num_keys, device)

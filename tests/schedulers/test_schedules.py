@@ -148,5 +148,7 @@ def test_a_schedule_checks_itself() -> None:
         Schedule(points=(point(0, 1.0, 0.0),), path="flow")
     with pytest.raises(ValueError, match=r"alpha at sigma 0\.5 must be 0.5 on the flow path, got 1"):
         Schedule(points=(point(0, 1.0, 0.0), point(1, 0.5, 1.0)), path="flow")
+    with pytest.raises(ValueError, match="point 1 of the schedule has index 0; it must be 1"):
+        Schedule(points=(point(0, 1.0, 0.0), point(0, 0.5, 0.5)), path="flow")
     with pytest.raises(ValueError, match="must be 1 on the exploding path"):
         Schedule(points=(point(0, 1.0, 0.0), point(1, 0.0, 1.0)), path="exploding")
