@@ -7,13 +7,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from ..core.attention.base import AttentionSelector
-from ..core.checkpoint import file_digest
+from ..core.checkpoint import file_digest, read_header
 from ..core.key_map import KeyMap, named_weights
 from ..core.key_rules import Layout, Rule
 from ..core.loading import build_on_meta, load_weights, save_weights
@@ -58,16 +58,13 @@ def load_plate(
     """
     check_files(folder, FILES)
     config = read_config(folder / "config.json")
+    weights = {file: check_digest(folder / file, config) for file in (*WEIGHTS, "tokenizer.json")}
     denoiser = build_on_meta(lambda: PlateDenoiser(part(config, "denoiser", PlateDenoiserConfig)))
     vae = build_on_meta(lambda: PlateVAE(part(config, "vae", PlateVAEConfig)))
     load_weights(denoiser, folder / WEIGHTS[0], dtype=dtype, device=device)
     load_weights(vae, folder / WEIGHTS[1], _without_preview(vae), dtype=dtype, device=device)
     return ImagePipeline(
-        source=Source(
-            family=FAMILY,
-            name=name,
-            weights={file: file_digest(folder / file) for file in (*WEIGHTS, "tokenizer.json")},
-        ),
+        source=Source(family=FAMILY, name=name, weights=weights),
         recipe=Recipe.from_config(entries(config, "recipe")),
         denoiser=denoiser.requires_grad_(False).eval(),
         encoders={"llm": load_encoder(folder, config, device=device, dtype=dtype, attention=attention)},
@@ -101,6 +98,8 @@ def load_text_model(
     """The language model of a plate folder, to generate text with. Same errors as `load_plate`."""
     check_files(folder, ("config.json", "tokenizer.json", WEIGHTS[2]))
     config = read_config(folder / "config.json")
+    for file in (WEIGHTS[2], "tokenizer.json"):
+        check_digest(folder / file, config)
     encoder = load_encoder(folder, config, device=device, dtype=dtype, attention=attention)
     return TextModel(language_model=encoder.language_model, tokenizer=encoder.tokenizer)
 
@@ -110,6 +109,20 @@ def check_files(folder: Path, files: Sequence[str]) -> None:
     for file in files:
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{folder / file}: no such file; a plate folder holds {', '.join(FILES)}")
+
+
+def check_digest(file: Path, config: Mapping[str, Any]) -> str:
+    """The sha256 of a file, which is that in the config's "sha256" where it has one.
+
+    Raises:
+        ValueError: it is another.
+    """
+    if file.suffix == ".safetensors":
+        read_header(file)  # says more of a file that is cut short or of another kind
+    digest, wanted = file_digest(file), entries(config, "sha256").get(file.name)
+    if wanted is not None and digest != wanted:
+        raise ValueError(f"{file} is damaged: its sha256 is {digest[:12]}... instead of {str(wanted)[:12]}...")
+    return digest
 
 
 def save_plate(pipe: ImagePipeline, folder: Path) -> None:
@@ -172,13 +185,25 @@ def part(config: Mapping[str, Any], name: str, kind: type[Config]) -> Config:
     """One part of a config as its dataclass, JSON lists as tuples.
 
     Raises:
-        ValueError: entries that are unknown, missing, or do not go together.
+        ValueError: entries that are unknown, missing, of another type, or do not go together.
     """
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in entries(config, name).items()}
+    hints = get_type_hints(kind)
+    for key, value in given.items():
+        if key in hints and not _is_a(value, hints[key]):
+            raise ValueError(f"config's {name} has {key} {value!r}; it must be of type {hints[key]}")
     try:
         return kind(**given)
     except TypeError as error:
         raise ValueError(f"config's {name} does not fit {kind.__name__}: {error}") from None
+
+
+def _is_a(value: object, hint: Any) -> bool:
+    """Whether a value is of the type of a config's field: a plain class, or a tuple of so many."""
+    if get_origin(hint) is tuple:
+        kinds = get_args(hint)
+        return isinstance(value, tuple) and [type(each) for each in cast(tuple[object, ...], value)] == list(kinds)
+    return type(value) is hint or (hint is float and type(value) is int)
 
 
 def with_preview(vae: PlateVAE, preview: LatentPreview | None) -> nn.Module:

@@ -49,7 +49,8 @@ def test_doctor_finds_damage(run, bundled: Path, damage: str):
         path.write_bytes(content[: len(content) // 2] if damage in ("cut", "config") else content)
     code, out, _ = run("doctor")
     line = next(line for line in out if line.startswith(f"  {path.name}: "))
-    assert code == 1 and {"missing": "missing", "config": "not a config"}.get(damage, "damaged, its sha256") in line
+    expected = {"missing": "missing", "config": "not a config", "cut": "is truncated"}
+    assert code == 1 and expected.get(damage, "is damaged: its sha256") in line
 
 
 def test_models_prints_sizes_recipe_and_card(run, bundled: Path):

@@ -139,6 +139,22 @@ def test_noise_comes_from_the_seed_alone(pipe: ImagePipeline):
     torch.testing.assert_close(run(pipe, "a", latents=noise[None], guidance=Unguided()), steps[-1].latents)
 
 
+def test_noise_is_the_same_in_every_dtype():
+    seen: dict[torch.dtype, list[Tensor]] = {torch.float32: [], torch.bfloat16: []}
+    for dtype, found in seen.items():
+        pipe = replace(fake_pipeline(), dtype=dtype)
+
+        def slope(x: Tensor, prepared: object, point: object, found: list[Tensor] = found) -> Tensor:
+            found.append(x)
+            return torch.zeros_like(x)
+
+        pipe.denoiser.slope = slope  # type: ignore[method-assign]
+        run(pipe, "a", sampler="euler_ancestral", guidance=Unguided())
+    first, second = seen.values()
+    assert len(first) == 4 and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert first[0].dtype is torch.float32 and not torch.equal(first[0], first[1])
+
+
 @pytest.mark.parametrize("axes", [4, 5])
 def test_given_latents_are_the_initial_noise(pipe: ImagePipeline, axes: int):
     noise = torch.randn(CHANNELS, 1, 4, 4, generator=torch.Generator().manual_seed(7))[None]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,15 @@ def test_damaged_weights(plate_folder: Path, tmp_path: Path, file: str, damage: 
         ({"recipe": {"steps": 3}}, "recipe has unknown entries steps"),
         ({"text": {"layer": 9}}, "layer is 9; the language model has layers 0 to 3"),
         ({"vae": {"latent_channels": 4}}, "does not fit the model"),
+        ({"denoiser": {"width": "wide"}}, "config's denoiser has width 'wide'; it must be of type <class 'int'>"),
+        (
+            {"denoiser": {"rotary_axes": [4, 6]}},
+            r"config's denoiser has rotary_axes \(4, 6\); it must be of type tuple",
+        ),
+        (
+            {"sha256": {"vae.safetensors": "0" * 64}},
+            r"vae.safetensors is damaged: its sha256 is \w+\.\.\. instead of 0",
+        ),
     ],
 )
 def test_wrong_configs(plate_folder: Path, tmp_path: Path, change: dict[str, Any], message: str):
@@ -198,6 +208,18 @@ def test_wrong_configs(plate_folder: Path, tmp_path: Path, change: dict[str, Any
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not a config file"):
         load(folder)
+
+
+def test_without_a_network(plate_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert load(plate_folder)("a fox").images
+    assert load_language_model(plate_folder).generate("a", max_tokens=1).token_ids
+    with pytest.raises(ValueError, match="supported today"):
+        load("some/model")
 
 
 def test_sources(tmp_path: Path):

@@ -106,6 +106,13 @@ def _changed(function: FunctionNode) -> Iterator[str]:
             yield changed.id
 
 
+def test_pickles_are_never_read() -> None:
+    pickles = {"torch.load", "torch.save", "pickle.load", "pickle.loads", "numpy.load", "np.load"}
+    for name in package_files():
+        used = {ast.unparse(node) for node in ast.walk(parsed(name)) if isinstance(node, ast.Attribute)}
+        assert not used & pickles, name
+
+
 @pytest.mark.parametrize("name", tracked())
 def test_nothing_private_is_in_the_texts(name: str) -> None:
     content = (ROOT / name).read_bytes()

@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .common import Commands, add_threads_option, use_threads
 
@@ -131,38 +131,33 @@ def _speed(device: "torch.device", dtype: "torch.dtype") -> float:
 def _bundled() -> tuple[list[str], bool]:
     """A line per file, and whether all are there and as they were made."""
     from ..pipelines.load import bundled_folder
-    from ..pipelines.plate import FILES, entries, read_config
+    from ..pipelines.plate import FILES, read_config
 
     folder = bundled_folder()
     lines, whole = [str(folder)], True
     try:
-        digests = entries(read_config(folder / "config.json"), "sha256")
+        config = read_config(folder / "config.json")
     except ValueError:
-        digests = {}
+        config = {}
     for name in FILES:
         try:
-            lines.append(f"{name}: {_checked(folder / name, digests)}")
+            lines.append(f"{name}: {_checked(folder / name, config)}")
         except (OSError, ValueError) as error:
             lines.append(f"{name}: {'missing' if isinstance(error, FileNotFoundError) else error}")
             whole = False
     return lines, whole
 
 
-def _checked(path: Path, digests: Mapping[str, str]) -> str:
+def _checked(path: Path, config: Mapping[str, Any]) -> str:
     """Size and digest of a file in words.
 
     Raises:
         FileNotFoundError: it is not there. ValueError: it is damaged.
     """
-    from ..core.checkpoint import file_digest, read_header
-    from ..pipelines.plate import read_config
+    from ..pipelines.plate import check_digest, entries, read_config
 
-    digest, wanted = file_digest(path), digests.get(path.name)
-    if wanted is not None and digest != wanted:
-        raise ValueError(f"damaged, its sha256 is {digest[:12]}... instead of {wanted[:12]}...")
-    if path.suffix == ".safetensors":
-        read_header(path)
+    digest = check_digest(path, config)
     if path.name == "config.json":
         read_config(path)
-    on_record = "" if wanted is None else ", as on record"
+    on_record = ", as on record" if path.name in entries(config, "sha256") else ""
     return f"{path.stat().st_size / 1e6:.2f} MB, sha256 {digest[:12]}...{on_record}"
