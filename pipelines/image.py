@@ -25,7 +25,7 @@ from .base import Encoded, ImageStep, OnStep, Source
 from .finite import NonFiniteError, is_finite
 from .manifest import Manifest, Task, digest_input
 from .placement import device_named, dtype_named, moved
-from .plan import Inputs, Plan, generator_states, make_plan, read_inputs
+from .plan import Inputs, Plan, generator_states, make_plan, read_inputs, used_generators
 from .progress import Progress
 from .recipe import Recipe
 from .request import Request
@@ -201,7 +201,7 @@ class ImagePipeline:
         need be.
 
         Raises:
-            ValueError: components that no layout is known for. OSError: the folder cannot be written to.
+            ValueError: components that no layout is known for, or the folder cannot be written to.
         """
         from .plate import save_plate
 
@@ -259,8 +259,8 @@ class ImagePipeline:
             "image": request.image,
             "mask_image": request.mask_image,
             "latents": request.latents,
-            "conditioning": None if given is None else [given.positive.states, given.positive.lengths],
-            "generator": None if request.generators is None else [each.get_state() for each in request.generators],
+            "conditioning": None if given is None else _tensors(given),
+            "generator": [each.get_state() for each in used_generators(request)] or None,
         }
         return Manifest.build(
             family=self.source.family,
@@ -281,3 +281,8 @@ class ImagePipeline:
             device=self.device,
             attention=",".join(backend.name for backend in self.attention.backends),
         )
+
+
+def _tensors(prompt: Prompt) -> list[Tensor]:
+    parts = (prompt.positive,) if prompt.negative is None else (prompt.positive, prompt.negative)
+    return [tensor for part in parts for tensor in (part.states, part.lengths)]

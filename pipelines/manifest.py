@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from numbers import Real
 from pathlib import Path as FilePath
 from typing import Any, Literal, Self, cast
 
@@ -28,6 +29,11 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "negative_prompts": (list, _NONE),
     "strength": (float, int, _NONE),
     "row": (int, _NONE),
+}
+_ELEMENTS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("prompts", "negative_prompts"), (str,)),
+    **dict.fromkeys(("sigmas", "times"), (float, int)),
+    "seeds": (int,),
 }
 
 
@@ -172,6 +178,7 @@ class Manifest:
             if not isinstance(entries[name], kind):
                 expected = " or ".join(each.__name__ for each in kind)
                 raise ValueError(f"not a manifest: {name} is {entries[name]!r}, expected {expected}")
+        _check_lists(entries)
         values: dict[str, Any] = {name: entries[name] for name in names}
         values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         manifest = cls(**values)
@@ -184,8 +191,14 @@ def describe(part: object) -> dict[str, Plain]:
     """A sampler or guidance as plain data: its class under "type", and each field of a dataclass."""
     described: dict[str, Plain] = {"type": type(part).__name__}
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        described |= cast(dict[str, Plain], json.loads(json.dumps(dataclasses.asdict(part))))
+        fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+        described |= cast(dict[str, Plain], json.loads(json.dumps(fields, default=_plain)))
     return described
+
+
+def _plain(value: object) -> Plain:
+    """What JSON has no form for: numbers of other libraries, dataclasses; of anything else its class alone."""
+    return float(value) if isinstance(value, Real) else describe(value)
 
 
 def digest_input(value: object) -> str:
@@ -217,6 +230,17 @@ def calotype_version() -> str:
         return metadata.version("calotype")
     except metadata.PackageNotFoundError:
         return "0+unknown"
+
+
+def _check_lists(entries: Mapping[str, Any]) -> None:
+    for name, kind in _ELEMENTS.items():
+        for item in entries[name] or ():
+            if not isinstance(item, kind):
+                raise ValueError(f"not a manifest: {name} holds {item!r}, expected {kind[0].__name__}")
+    if not 0 < len(entries["seeds"]) == len(entries["prompts"]):
+        raise ValueError(f"not a manifest: {len(entries['prompts'])} prompts for {len(entries['seeds'])} seeds")
+    if entries["threads"] < 1:
+        raise ValueError(f"not a manifest: threads is {entries['threads']}, expected at least 1")
 
 
 def _entries(text: str) -> dict[str, Any]:

@@ -113,6 +113,15 @@ def generator_states(request: Request, seeds: tuple[int, ...]) -> tuple[Tensor, 
     return tuple(generator.get_state() for generator in generators)
 
 
+def used_generators(request: Request) -> tuple[torch.Generator, ...]:
+    """The given generators that are not in the state of a seed, from which a request could draw the same."""
+    return tuple(generator for generator in request.generators or () if not _is_fresh(generator))
+
+
+def _is_fresh(generator: torch.Generator) -> bool:
+    return torch.equal(generator.get_state(), torch.Generator().manual_seed(generator.initial_seed()).get_state())
+
+
 def _size(request: Request, recipe: Recipe, inputs: Inputs | None) -> tuple[int, int]:
     default_width, default_height = (recipe.width, recipe.height)
     if inputs is not None:
@@ -166,8 +175,7 @@ def _warnings(request: Request, guidance: Guidance) -> tuple[str, ...]:
     warnings: list[str] = []
     if any(request.negative_prompts) and not guidance.needs_negative:
         warnings.append("negative_prompt has no effect: this guidance makes no unconditional pass")
-    for generator in request.generators or ():
+    for generator in used_generators(request):
         seed = generator.initial_seed()
-        if not torch.equal(generator.get_state(), torch.Generator().manual_seed(seed).get_state()):
-            warnings.append(f"the generator of seed {seed} had been drawn from: that seed alone makes another picture")
+        warnings.append(f"the generator of seed {seed} had been drawn from: that seed alone makes another picture")
     return tuple(warnings)

@@ -90,6 +90,14 @@ def test_bad_json_is_refused_with_the_reason():
         Manifest.from_json(json.dumps(entries | {"seeds": 3}))
     with pytest.raises(ValueError, match="strength is '1', expected float or int or NoneType"):
         Manifest.from_json(json.dumps(entries | {"strength": "1"}))
+    for change, message in (
+        ({"sigmas": ["x"]}, "sigmas holds 'x', expected float"),
+        ({"prompts": [3, 4]}, "prompts holds 3, expected str"),
+        ({"seeds": [1]}, "2 prompts for 1 seeds"),
+        ({"threads": 0}, "threads is 0, expected at least 1"),
+    ):
+        with pytest.raises(ValueError, match=f"not a manifest: {message}"):
+            Manifest.from_json(json.dumps(entries | change))
 
 
 def test_describe():
@@ -103,6 +111,9 @@ def test_describe():
 
     assert describe(Part(scale=2.0, ends=(0.0, 1.0))) == {"type": "Part", "scale": 2.0, "ends": [0.0, 1.0]}
     assert describe(Opaque()) == {"type": "Opaque"}
+    mine = Part(scale=numpy.float32(0.5), ends=(Part(1.0, ()), torch.ones(3)))  # type: ignore[arg-type]
+    inner = {"type": "Part", "scale": 1.0, "ends": []}
+    assert describe(mine) == {"type": "Part", "scale": 0.5, "ends": [inner, {"type": "Tensor"}]}
 
 
 def test_digests(tmp_path: Path):

@@ -94,14 +94,21 @@ def test_inputs_must_be_the_same(pipe: ImagePipeline, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["latents", "generator", "conditioning"])
 def test_what_a_file_cannot_hold_is_refused(pipe: ImagePipeline, tmp_path: Path, name: str):
+    drawn_from = torch.Generator()
+    torch.rand(1, generator=drawn_from)
     values = {
         "latents": lambda: {"prompt": "a", "latents": torch.zeros(1, 8, 4, 4)},
-        "generator": lambda: {"prompt": "a", "generator": torch.Generator()},
+        "generator": lambda: {"prompt": "a", "generator": drawn_from},
         "conditioning": lambda: {"conditioning": pipe.encode(Request(prompt="a")).conditioning},
     }
     (path,) = pipe(**values[name](), guidance=Unguided()).save(tmp_path / "a.png")
     with pytest.raises(ValueError, match=f"cannot replay a run that was given {name}"):
         replay(path, pipeline=pipe)
+
+
+def test_a_fresh_generator_is_its_seed(pipe: ImagePipeline, tmp_path: Path):
+    (path,) = pipe("a fox", generator=torch.Generator().manual_seed(7)).save(tmp_path / "a.png")
+    assert replay(path, pipeline=pipe).bit_equal
 
 
 def test_rebuild():
