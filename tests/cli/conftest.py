@@ -12,21 +12,19 @@ from calotype.core.attention.registry import attention_selector
 from calotype.denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from calotype.encoders.language import LanguageModelEncoder
 from calotype.language.model import LanguageModel, LanguageModelConfig
-from calotype.language.tokenizer import load_tokenizer
+from calotype.language.tokenizer import Tokenizer
 from calotype.pipelines.base import Source
 from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.recipe import Recipe
-from calotype.plate.training.tokenizer import make_tokenizer
 from calotype.vae.plate import PlateVAE, PlateVAEConfig
 
 Run = Callable[..., tuple[int, list[str], list[str]]]
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny plate model."""
     folder = tmp_path_factory.mktemp("model")
-    make_tokenizer(captions_per_kind=20).save(str(folder / "tokenizer.json"))
     torch.manual_seed(0)
     language = LanguageModel(
         LanguageModelConfig(
@@ -45,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.nn.init.normal_(parameter, std=0.3)
     encoder = LanguageModelEncoder(
         language_model=language,
-        tokenizer=load_tokenizer(folder / "tokenizer.json"),
+        tokenizer=tokenizer,
         layer=1,
         normed=False,
         max_tokens=32,

@@ -9,20 +9,17 @@ from calotype.core.attention.registry import attention_selector
 from calotype.denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from calotype.encoders.language import LanguageModelEncoder
 from calotype.language.model import LanguageModel, LanguageModelConfig
-from calotype.language.tokenizer import load_tokenizer
+from calotype.language.tokenizer import Tokenizer
 from calotype.pipelines.base import Source
 from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.recipe import Recipe
-from calotype.plate.training.tokenizer import make_tokenizer
 from calotype.vae.plate import PlateVAE, PlateVAEConfig
 from calotype.vae.preview import LatentPreview
 
 
 @pytest.fixture(scope="session")
-def tiny_plate(tmp_path_factory: pytest.TempPathFactory) -> ImagePipeline:
+def tiny_plate(tokenizer: Tokenizer) -> ImagePipeline:
     """A pipeline of the bundled model's kind; every weight is random, so that everything matters."""
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    make_tokenizer(captions_per_kind=20).save(str(path))
     torch.manual_seed(0)
     attention = attention_selector("sdpa")
     language = LanguageModel(
@@ -39,9 +36,7 @@ def tiny_plate(tmp_path_factory: pytest.TempPathFactory) -> ImagePipeline:
     vae = PlateVAE(PlateVAEConfig(encoder_widths=(8, 8), decoder_widths=(8, 8, 8), decoder_blocks=(1, 1, 1)))
     for module in (denoiser, vae, language):
         _randomise(module)
-    encoder = LanguageModelEncoder(
-        language_model=language, tokenizer=load_tokenizer(path), layer=2, normed=False, max_tokens=32
-    )
+    encoder = LanguageModelEncoder(language_model=language, tokenizer=tokenizer, layer=2, normed=False, max_tokens=32)
     return ImagePipeline(
         source=Source(family="plate", name="tiny", weights={}),
         recipe=Recipe(width=32, height=32, num_inference_steps=3),
