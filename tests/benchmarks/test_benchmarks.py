@@ -78,10 +78,19 @@ def test_plate_measures_a_pipeline(monkeypatch):
     monkeypatch.setattr(calotype, "load", lambda source: Pipe(), raising=False)
     plate = load("plate")
     figures = plate.measure(plate.parse(["--steps", "3"]))
-    assert set(figures) == set(plate.ROWS)
+    assert {*figures, "cold_s"} == set(plate.ROWS)
     assert figures["gflop"] == pytest.approx(2 * 8**3 / 1e9)
     assert figures["floor_s"] > 0
     assert figures["peak_mb"] > 50
+
+
+def test_plate_times_the_command(monkeypatch):
+    plate = load("plate")
+    commands = []
+    monkeypatch.setattr(plate.subprocess, "run", lambda command, **options: commands.append(command))
+    assert plate.cold_start(plate.parse(["--steps", "3", "--threads", "1", "--model", "x"])) >= 0
+    assert commands[0][1:5] == ["-m", "calotype", "image", plate.PROMPT]
+    assert commands[0][-6:] == ["--steps", "3", "--model", "x", "--threads", "1"]
 
 
 def test_plate_passes_on_the_error_of_a_repeat(monkeypatch):
