@@ -10,6 +10,8 @@ from ..language.model import LanguageModel
 from ..language.tokenizer import Tokenizer
 from .base import EncodedText
 
+SHOWN = 200
+
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelEncoder:
@@ -58,9 +60,15 @@ class LanguageModelEncoder:
             ids = self.tokenizer.encode(prompt)
             if len(ids) > room:
                 dropped = self.tokenizer.decode(ids[room:]).strip()
-                warnings[f"the prompt has {len(ids)} tokens and the model reads {room}; left out: {dropped!r}"] = None
+                warnings[
+                    f"the prompt has {len(ids)} tokens and the model reads {room}; left out: {_beginning(dropped)!r}"
+                ] = None
             rows.append([special.bos, *ids[:room], special.eos])
         return rows, tuple(warnings)
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, value in (("max_tokens", self.max_tokens), ("top_k", self.top_k or 1), ("seed", self.seed)):
+            if type(value) is not int:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number")
+        for name, value in (("temperature", self.temperature), ("top_p", self.top_p)):
+            if type(value) not in (int, float):
+                raise ValueError(f"{name} is {value!r}; it must be a number")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
         if not 0 <= self.temperature < math.inf:
@@ -112,7 +118,8 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     if sampling.temperature == 0:
         return int(logits.argmax())
     logits, order = logits.sort(descending=True, stable=True)
-    probabilities = (logits.double() / sampling.temperature).softmax(0)
+    logits = logits.double() - logits[0]  # so that no temperature, however small, leads to infinity
+    probabilities = (logits / sampling.temperature).softmax(0)
     if sampling.top_k is not None:
         probabilities[sampling.top_k :] = 0
     before = probabilities.cumsum(0) - probabilities

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
@@ -34,7 +34,13 @@ class Tokenizer:
         return self.raw.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens."""
+        """The ids of a text, without special tokens.
+
+        Raises:
+            ValueError: not a text, or one with half a character (a lone surrogate).
+        """
+        if not isinstance(cast(object, text), str) or any("\ud800" <= character <= "\udfff" for character in text):
+            raise ValueError(f"the prompt is {text!a}; it must be a string of whole characters")
         return self.raw.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:

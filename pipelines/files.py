@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 PNG_KEY = "calotype"
 EXIF_DESCRIPTION = 0x010E
 MAX_NAME_BYTES = 255
+MAX_EXIF_BYTES = 65533
+MAX_PIXELS = 2**26
 
 
 def save_image(image: "Image", path: str | Path, manifest: Manifest | None = None) -> Path:
@@ -81,7 +84,8 @@ def open_image(path: str | Path) -> "Image":
     if not source.is_file():
         raise FileNotFoundError(f"{source}: no such file")
     try:
-        with Image.open(source) as image:
+        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+            _check_pixels(image, source)
             image.load()
             return image
     except UnidentifiedImageError:
@@ -107,8 +111,14 @@ def manifest_of(image: "Image", path: str | Path) -> Manifest:
         raise ValueError(f"{path}: holds no calotype manifest (was it made, or saved again, by another program?)")
     try:
         return Manifest.from_json(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _check_pixels(image: "Image", path: Path) -> None:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{path}: is {width}x{height}, more than the {MAX_PIXELS} pixels that are read")
 
 
 def _write_png(image: "Image", file: IO[bytes], manifest: str | None) -> None:
@@ -121,7 +131,10 @@ def _write_png(image: "Image", file: IO[bytes], manifest: str | None) -> None:
 
 
 def _write_jpeg(image: "Image", file: IO[bytes], manifest: str | None) -> None:
-    image.save(file, "JPEG", quality=95, subsampling=0, exif=_exif(manifest))
+    exif = _exif(manifest)
+    if len(exif) > MAX_EXIF_BYTES:
+        raise ValueError(f"the manifest takes {len(exif)} bytes, a JPEG has room for {MAX_EXIF_BYTES}: write a .png")
+    image.save(file, "JPEG", quality=95, subsampling=0, exif=exif)
 
 
 def _write_webp(image: "Image", file: IO[bytes], manifest: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -98,6 +99,8 @@ def source_folder(source: str | Path | None) -> Path:
     """
     if source is None or source == BUNDLED:
         return bundled_folder()
+    if not isinstance(cast(object, source), str | Path):
+        raise ValueError(f"cannot load {source!r}, of type {type(source).__name__}; supported today are {SUPPORTED}")
     path = Path(source)
     if path.is_dir():
         if (path / "config.json").is_file():

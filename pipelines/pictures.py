@@ -73,6 +73,8 @@ def _unit(picture: object, name: str, *, grey: bool = False) -> Sequence[Tensor]
     if isinstance(picture, Image):
         return (_from_pil(picture, name, grey),)
     if isinstance(picture, numpy.ndarray):
+        if picture.dtype.kind not in "buif":
+            raise ValueError(f"{name} is an array of {picture.dtype}; it must hold numbers")
         array = torch.from_numpy(numpy.array(picture, order="C"))  # a copy: the picture may be read-only
         layout = array[..., None] if array.ndim == 2 else array
         return _from_tensor(layout.movedim(-1, -3), name, "[H, W, 3]", grey)
@@ -101,6 +103,8 @@ def _from_tensor(tensor: Tensor, name: str, layout: str, grey: bool) -> Sequence
     channels = (1, 3) if grey else (3,)
     if tensor.ndim not in (3, 4) or tensor.shape[-3] not in channels:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {layout} or a batch of such")
+    if tensor.is_complex() or tensor.is_meta:
+        raise ValueError(f"{name} is a tensor of {tensor.dtype} on {tensor.device}; it must hold numbers from 0 to 1")
     unit = tensor.detach().cpu()
     if unit.dtype is torch.uint8:
         unit = unit.float() / 255

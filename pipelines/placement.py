@@ -51,9 +51,11 @@ def device_named(device: str | torch.device) -> torch.device:
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device is {str(device)!r}, which cannot be used: {reason}") from None
+    if place.type == "meta":
+        raise ValueError("device is 'meta', which holds no values; it must be one that computes, such as 'cpu'")
     return place
 
 

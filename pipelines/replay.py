@@ -131,7 +131,7 @@ def rebuild(description: Mapping[str, Plain], known: tuple[type, ...]) -> object
     """
     classes = {each.__name__: each for each in known}
     name = description.get("type")
-    if name not in classes:
+    if not isinstance(name, str) or name not in classes:
         raise ValueError(f"cannot replay a run with {name!r}: only {', '.join(classes)} can be made from a file")
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in description.items()}
     try:
@@ -178,6 +178,8 @@ def _check_inputs(manifest: Manifest, given: Mapping[str, "Image | None"]) -> No
 
 def _columns(manifest: Manifest, size: tuple[int, int], path: str | Path) -> int:
     """How many pictures the file holds side by side: 1, or more for a grid."""
+    if min(manifest.width, manifest.height) < 1:
+        raise ValueError(f"{path}: its manifest says {manifest.width}x{manifest.height}, which is no size")
     step_x, step_y = manifest.width + GRID_GAP, manifest.height + GRID_GAP
     across, down = (size[0] + GRID_GAP) // step_x, (size[1] + GRID_GAP) // step_y
     whole = (across * step_x - GRID_GAP, down * step_y - GRID_GAP) == size

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from .arguments import Pictures
 
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 1000
+_NUMBERS = (
+    *("height", "width", "num_inference_steps", "num_images_per_prompt"),
+    *("guidance_scale", "guidance_rescale", "strength", "sigmas", "seed"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,6 +77,9 @@ class Request:
         return cls(prompt=prompt, **arguments)
 
     def __post_init__(self) -> None:
+        values: Mapping[str, object] = vars(self)
+        for name in _NUMBERS:
+            object.__setattr__(self, name, _plain(values[name]))
         for check in _CHECKS:
             check(self)
 
@@ -155,8 +163,8 @@ def _check_counts(request: Request) -> None:
         ("num_inference_steps", request.num_inference_steps),
         ("num_images_per_prompt", request.num_images_per_prompt),
     ):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
+        if value is not None and not 1 <= value <= MAX_COUNT:
+            raise ValueError(f"{name} is {value}; it must be from 1 to {MAX_COUNT}")
 
 
 def _check_guidance(request: Request) -> None:
@@ -185,6 +193,9 @@ def _check_image(request: Request) -> None:
 
 
 def _check_seeds(request: Request) -> None:
+    given = cast(object, request.generator)
+    if not (given is None or isinstance(given, torch.Generator | Sequence)):
+        raise ValueError(f"generator is {given!r}; it must be a torch.Generator on the CPU, or one per picture")
     seed, generators, count = request.seed, request.generators, request.num_images
     if seed is not None and generators is not None:
         raise ValueError("seed and generator: give one of the two")
@@ -213,7 +224,7 @@ def _check_schedule(request: Request) -> None:
     if sigmas is not None and not isinstance(cast(object, sigmas), Sequence):
         raise ValueError(f"sigmas is of type {_kind(sigmas)}; it must be a list of numbers")
     if sigmas is not None and not (len(sigmas) and all(_is_number(value) for value in sigmas)):
-        raise ValueError(f"sigmas is {list(sigmas)}; it must hold at least one number")
+        raise ValueError(f"sigmas is {list(sigmas)}; it must be a list of at least one finite number")
     num_given = schedule.num_steps if schedule is not None else _num_steps(sigmas) if sigmas is not None else steps
     if steps is not None and steps != num_given:
         name = "schedule" if schedule is not None else "sigmas"
@@ -232,8 +243,10 @@ def _check_output(request: Request) -> None:
     latents = cast(object, request.latents)
     if latents is None:
         return
-    if not isinstance(latents, Tensor) or latents.ndim not in (4, 5) or not latents.is_floating_point():
+    if not isinstance(latents, Tensor) or latents.ndim not in (4, 5) or latents.dtype not in _LATENT_DTYPES:
         raise ValueError(f"latents is {_kind(latents)}; it must be a float tensor [N, C, F, h, w] or [N, C, h, w]")
+    if latents.layout is not torch.strided or latents.is_meta:
+        raise ValueError("latents is a sparse tensor, or one without values; it must be a dense one")
     if latents.shape[0] != request.num_images:
         raise ValueError(
             f"latents has {latents.shape[0]} rows for {request.num_images} pictures; it takes one per picture"
@@ -242,6 +255,7 @@ def _check_output(request: Request) -> None:
         raise ValueError("latents holds values that are not finite")
 
 
+_LATENT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _CHECKS: tuple[Callable[[Request], None], ...] = (
     _check_counts,
     _check_prompts,
@@ -272,6 +286,15 @@ def _strings(value: str | Sequence[str]) -> tuple[str, ...]:
 
 def _num_steps(sigmas: Sequence[float]) -> int:
     return len(sigmas) - 1 if sigmas[-1] == 0 else len(sigmas)
+
+
+def _plain(value: object) -> object:
+    """Numbers of torch and numpy, and lists of numbers, as Python's own (a copy); anything else as it is."""
+    import numpy
+
+    if isinstance(value, Tensor | numpy.ndarray | numpy.generic):
+        value = value.tolist()
+    return [_plain(item) for item in cast(Sequence[object], value)] if isinstance(value, list | tuple) else value
 
 
 def _is_int(value: object) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -139,6 +139,8 @@ class Walk:
         )
 
     def _check_resume(self, state: State, total: int) -> None:
+        if not isinstance(cast(object, state), State):
+            raise ValueError(f"resume is of type {type(state).__name__}; it must be a State")
         if tuple(state.latents.shape) != self.encoded.shape:
             raise ValueError(f"the state has latents {tuple(state.latents.shape)}, this run has {self.encoded.shape}")
         if not 0 <= state.index <= total:

@@ -56,11 +56,13 @@ class RowNoise:
         """Go on as after `state()` returned `states`.
 
         Raises:
-            ValueError: not one state per row.
+            ValueError: not one state per row, or not the state of a generator.
         """
         if len(states) != len(self._generators):
             raise ValueError(f"{len(states)} noise states for {len(self._generators)} rows")
         for generator, state in zip(self._generators, states, strict=True):
+            if state.dtype is not torch.uint8 or state.shape != generator.get_state().shape:
+                raise ValueError(f"a noise state is {list(state.shape)} of {state.dtype}: no generator's")
             generator.set_state(state.cpu())
         self._next = 0
 

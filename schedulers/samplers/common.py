@@ -25,6 +25,9 @@ def begin(
             f"the state holds {len(state.history)} tensors of history, this sampler keeps {num_history}: "
             "another sampler saved it"
         )
+    for tensor in state.history:
+        if tensor.shape != x.shape:
+            raise ValueError(f"the state's history has shape {list(tensor.shape)}, this run has {list(x.shape)}")
     noise.restore(state.noise)
     latents, *history = (tensor.to(x.device, torch.float32) for tensor in (state.latents, *state.history))
     return latents, state.index, tuple(history)

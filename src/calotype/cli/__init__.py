@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from . import doctor, image, models, replay, text
 from .common import Parser, complain
@@ -18,6 +19,7 @@ USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line (default: this process's) and returns its exit code."""
+    sys.stdout, sys.stderr = (stream or _nowhere() for stream in (sys.stdout, sys.stderr))
     try:
         return _run(arguments)
     except KeyboardInterrupt:
@@ -69,6 +71,11 @@ def _os_error(error: OSError) -> str:
     if error.strerror is None:
         return str(error)
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
+def _nowhere() -> TextIO:
+    """What stands for a stream that was closed before the start."""
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def _drop_output() -> None:

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 Commands = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
 MAX_SLUG = 60
+MAX_THREADS = 1024
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,6 +85,8 @@ def add_threads_option(parser: argparse.ArgumentParser) -> None:
 def use_threads(threads: int | None) -> None:
     """Lets torch compute on this many CPU threads."""
     if threads is not None:
+        if threads > MAX_THREADS:
+            raise ValueError(f"threads is {threads}; it must be from 1 to {MAX_THREADS}")
         import torch
 
         torch.set_num_threads(threads)

@@ -66,7 +66,10 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     prompt = words(options.prompt)
     from ..pipelines.files import check_target, open_image
+    from ..pipelines.request import MAX_COUNT
 
+    if options.count > MAX_COUNT:
+        raise ValueError(f"--count is {options.count}; it must be from 1 to {MAX_COUNT}")
     targets = _targets(options, prompt)
     for target in targets:
         check_target(target)

@@ -35,13 +35,13 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the text."""
     prompt = words(options.prompt)
-    if options.seed and not options.temperature:
-        warn("--seed changes nothing at temperature 0: add --temperature 1")
     use_threads(options.threads)
     from ..language.generate import Sampling
     from ..pipelines.load import load_language_model
 
     sampling = Sampling(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
+    if options.seed and not options.temperature:
+        warn("--seed changes nothing at temperature 0: add --temperature 1")
     model = load_language_model(options.model, device=options.device, dtype=options.dtype)
     generate = model.expand if options.expand else model.generate
     completion = generate(prompt, max_tokens=sampling.max_tokens, temperature=sampling.temperature, seed=sampling.seed)
