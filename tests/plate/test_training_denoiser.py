@@ -57,6 +57,7 @@ def _arguments(folder: Path, run: Path, **changes: object) -> argparse.Namespace
         "muon_rate": 1e-2,
         "decay": 0.6,
         "average": 0.9,
+        "head_first": 1,
         "auxiliary": 0.1,
         "save_every": 1,
         "seed": 0,
