@@ -189,7 +189,11 @@ def test_ctrl_c_between_steps(run, model: Path, monkeypatch: pytest.MonkeyPatch)
         return slope(self, *arguments)
 
     monkeypatch.setattr(PlateDenoiser, "slope", interrupt_third)
-    code, out, err = run("image", "a fox", "--model", model, "--steps", "8", "-o", "fox.png")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs start with it ignored
+    try:
+        code, out, err = run("image", "a fox", "--model", model, "--steps", "8", "-o", "fox.png")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (code, out, err, len(calls)) == (130, [], ["calotype: interrupted"], 3)
     assert os.listdir() == []
 
