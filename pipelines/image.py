@@ -22,6 +22,7 @@ from ..vae.base import Autoencoder
 from ..vae.preview import LatentPreview
 from .arguments import ImageArguments
 from .base import Encoded, ImageStep, OnStep, Source
+from .checks import check_cancel, check_kind, check_latents, check_on_step
 from .finite import NonFiniteError, is_finite
 from .manifest import Manifest, Task, digest_input
 from .placement import device_named, dtype_named, moved
@@ -74,6 +75,8 @@ class ImagePipeline:
             ValueError, FileNotFoundError: an argument is wrong; nothing was computed. NonFiniteError: a value became
             NaN or infinite. Cancelled: `cancel` was set; it holds the last step, and nothing was decoded.
         """
+        check_cancel(cancel)
+        check_on_step(on_step)
         encoded = self.encode(Request.of(prompt, arguments, self.source.family))
         step: ImageStep | None = None
         with Progress(enabled=progress) as bar:
@@ -93,6 +96,7 @@ class ImagePipeline:
     ) -> Iterator[ImageStep]:
         """The steps of a request; `decode` any of them. Arguments are checked, and prompts encoded, by the call
         itself."""
+        check_cancel(cancel)
         return self.denoise(self.encode(Request.of(prompt, arguments, self.source.family)), cancel=cancel)
 
     @torch.no_grad()
@@ -103,6 +107,7 @@ class ImagePipeline:
             ValueError, FileNotFoundError: before anything is computed. NonFiniteError: an encoder's output is not
             finite.
         """
+        check_kind("request", request, Request, "a Request")
         start = time.perf_counter()
         inputs = read_inputs(request)
         plan = make_plan(request, self.recipe, inputs)
@@ -136,9 +141,11 @@ class ImagePipeline:
         the result.
 
         Raises:
-            ValueError: `resume` belongs to another run. NonFiniteError, Cancelled: see `__call__`; raised by the
+            ValueError: `resume` belongs to another run, or an argument is of the wrong type. NonFiniteError, Cancelled: see `__call__`; raised by the
             iterator.
         """
+        check_kind("encoded", encoded, Encoded, "what pipe.encode returned")
+        check_cancel(cancel)
         walk = Walk(
             denoiser=self.denoiser, attention=self.attention, downsampling=self.vae.downsampling, encoded=encoded
         )
@@ -151,14 +158,15 @@ class ImagePipeline:
         Without a run there are no seeds and no manifest, masks are not applied, and pictures are PIL.
 
         Raises:
-            ValueError: latents of another shape. NonFiniteError: the decoder's output is not finite.
+            ValueError: not latents, or latents of another shape than their run's. NonFiniteError: the decoder's output is not finite.
         """
+        check_kind("latents", latents, (Step, Tensor), "a step, or a tensor of latents")
+        check_kind("encoded", encoded, (Encoded, type(None)), "what pipe.encode returned")
         start = time.perf_counter()
         run = latents.encoded if isinstance(latents, ImageStep) else encoded
         seconds = dict(latents.seconds) if isinstance(latents, ImageStep) else dict(run.seconds) if run else {}
         x = latents.latents if isinstance(latents, Step) else latents
-        if x.ndim != 5 or x.shape[1] != self.vae.latent_channels:
-            raise ValueError(f"latents have shape {tuple(x.shape)}; expected [N, {self.vae.latent_channels}, F, h, w]")
+        check_latents(x, self.vae.latent_channels, None if run is None else run.shape)
         output_type = "pil" if run is None else run.plan.output_type
         images = None if output_type == "latent" else to_images(self._pixels(x, run), output_type)
         seconds["decode"] = time.perf_counter() - start
@@ -175,8 +183,9 @@ class ImagePipeline:
         """Small pictures, a pixel per latent cell, of what the step expects the result to be; no decoder is run.
 
         Raises:
-            ValueError: the model has no preview projection.
+            ValueError: not a step, or the model has no preview projection.
         """
+        check_kind("step", step, Step, "a step")
         if self.preview_projection is None:
             raise ValueError(f"{self.source.name} has no preview projection; decode the step instead")
         images = to_images(self.preview_projection(step.denoised), "pil")

@@ -1,0 +1,60 @@
+"""What the stages of a pipeline make sure of before they compute: that they were given what they take.
+
+Legend: N pictures, C latent channels, F frames, h w latent cells.
+"""
+
+from typing import Protocol, TypeVar, cast, runtime_checkable
+
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class _Event(Protocol):
+    """A `threading.Event`, or that of another library, as far as it is read."""
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        ...
+
+
+def check_kind(name: str, value: object, kinds: type[T] | tuple[type[T], ...], allowed: str) -> T:
+    """`value`, if it is of one of the kinds.
+
+    Raises:
+        ValueError: it is not; the message says what is `allowed`.
+    """
+    if not isinstance(value, kinds):
+        raise ValueError(f"{name} is {_shown(value)}; it must be {allowed}")
+    return value
+
+
+def check_cancel(cancel: object) -> None:
+    """Makes sure that a run can ask whether it is cancelled. ValueError otherwise."""
+    if cancel is not None and (isinstance(cancel, type) or not isinstance(cancel, _Event)):
+        raise ValueError(f"cancel is {_shown(cancel)}; it must be a threading.Event")
+
+
+def check_on_step(on_step: object) -> None:
+    """Makes sure that steps can be given to it. ValueError otherwise."""
+    if not (on_step is None or callable(on_step)):
+        raise ValueError(f"on_step is {_shown(on_step)}; it must be a function that takes a step")
+
+
+def check_latents(latents: Tensor, channels: int, shape: tuple[int, ...] | None) -> None:
+    """Makes sure that latents can be decoded: [N, C, 1, h, w] with nothing empty, or the `shape` of their run.
+
+    Raises:
+        ValueError: they have another shape.
+    """
+    given = tuple(latents.shape)
+    if len(given) != 5 or given[1:3] != (channels, 1) or 0 in given:
+        raise ValueError(f"latents have shape {given}; expected [N, {channels}, 1, h, w], each at least 1")
+    if shape is not None and given != shape:
+        raise ValueError(f"latents have shape {given}; their run's have {shape}")
+
+
+def _shown(value: object) -> str:
+    text = type(value).__name__ if isinstance(value, Tensor) else repr(cast(object, value))
+    return " ".join(text.split())[:80]
