@@ -141,8 +141,8 @@ class ImagePipeline:
         the result.
 
         Raises:
-            ValueError: `resume` belongs to another run, or an argument is of the wrong type. NonFiniteError, Cancelled: see `__call__`; raised by the
-            iterator.
+            ValueError: `resume` belongs to another run, or an argument is of the wrong type. NonFiniteError, Cancelled:
+            see `__call__`; raised by the iterator.
         """
         check_kind("encoded", encoded, Encoded, "what pipe.encode returned")
         check_cancel(cancel)
@@ -158,7 +158,8 @@ class ImagePipeline:
         Without a run there are no seeds and no manifest, masks are not applied, and pictures are PIL.
 
         Raises:
-            ValueError: not latents, or latents of another shape than their run's. NonFiniteError: the decoder's output is not finite.
+            ValueError: not latents, or latents of another shape than their run's. NonFiniteError: the decoder's output
+            is not finite.
         """
         check_kind("latents", latents, (Step, Tensor), "a step, or a tensor of latents")
         check_kind("encoded", encoded, (Encoded, type(None)), "what pipe.encode returned")
