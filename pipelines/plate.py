@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-import os
-import secrets
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -17,6 +17,7 @@ from ..core.checkpoint import file_digest, read_header
 from ..core.key_map import KeyMap, named_weights
 from ..core.key_rules import Layout, Rule
 from ..core.loading import build_on_meta, load_weights, save_weights
+from ..core.whole_file import whole_file
 from ..denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from ..encoders.language import LanguageModelEncoder
 from ..language.model import LanguageModel, LanguageModelConfig
@@ -35,6 +36,7 @@ FAMILY = "plate"
 WEIGHTS = ("denoiser.safetensors", "vae.safetensors", "language.safetensors")
 FILES = ("config.json", "tokenizer.json", *WEIGHTS)
 PREVIEW = ("preview.weight", "preview.bias")
+MAY_BE_ZERO = ("layer", "text_layers", "frame_offset", "encoder_blocks", "decoder_blocks")
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
@@ -58,14 +60,15 @@ def load_plate(
     """
     check_files(folder, FILES)
     config = read_config(folder / "config.json")
+    recipe = _recipe(folder, config)
     weights = {file: check_digest(folder / file, config) for file in (*WEIGHTS, "tokenizer.json")}
-    denoiser = build_on_meta(lambda: PlateDenoiser(part(config, "denoiser", PlateDenoiserConfig)))
-    vae = build_on_meta(lambda: PlateVAE(part(config, "vae", PlateVAEConfig)))
+    denoiser = build_on_meta(lambda: PlateDenoiser(part(folder, config, "denoiser", PlateDenoiserConfig)))
+    vae = build_on_meta(lambda: PlateVAE(part(folder, config, "vae", PlateVAEConfig)))
     load_weights(denoiser, folder / WEIGHTS[0], dtype=dtype, device=device)
     load_weights(vae, folder / WEIGHTS[1], _without_preview(vae), dtype=dtype, device=device)
     return ImagePipeline(
         source=Source(family=FAMILY, name=name, weights=weights),
-        recipe=Recipe.from_config(entries(config, "recipe")),
+        recipe=recipe,
         denoiser=denoiser.requires_grad_(False).eval(),
         encoders={"llm": load_encoder(folder, config, device=device, dtype=dtype, attention=attention)},
         vae=vae.requires_grad_(False).eval(),
@@ -80,9 +83,11 @@ def load_encoder(
     folder: Path, config: Mapping[str, Any], *, device: torch.device, dtype: torch.dtype, attention: AttentionSelector
 ) -> LanguageModelEncoder:
     """The language model of a plate folder, as its text encoder."""
-    model = build_on_meta(lambda: LanguageModel(part(config, "language", LanguageModelConfig), attention=attention))
+    model = build_on_meta(
+        lambda: LanguageModel(part(folder, config, "language", LanguageModelConfig), attention=attention)
+    )
     load_weights(model, folder / WEIGHTS[2], dtype=dtype, device=device)
-    text = part(config, "text", TextConfig)
+    text = part(folder, config, "text", TextConfig)
     return LanguageModelEncoder(
         language_model=model.requires_grad_(False).eval(),
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
@@ -165,7 +170,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """
     try:
         found: object = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ValueError(f"{path}: not a config file: {error}") from None
     config = cast(Mapping[str, Any], found) if isinstance(found, dict) else {}
     if config.get("family") != FAMILY:
@@ -181,17 +186,39 @@ def entries(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], found)
 
 
-def part(config: Mapping[str, Any], name: str, kind: type[Config]) -> Config:
-    """One part of a config as its dataclass, JSON lists as tuples.
+def part(folder: Path, config: Mapping[str, Any], name: str, kind: type[Config]) -> Config:
+    """One part of a folder's config as its dataclass, JSON lists as tuples.
 
     Raises:
-        ValueError: entries that are unknown, missing, of another type, or do not go together.
+        ValueError: entries that are unknown, missing, of another type, out of range, or do not go together.
     """
+    with _named(folder):
+        return _part(config, name, kind)
+
+
+def _recipe(folder: Path, config: Mapping[str, Any]) -> Recipe:
+    with _named(folder):
+        return Recipe.from_config(entries(config, "recipe"))
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Errors in the folder's config name its file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'}: {error}") from None
+
+
+def _part(config: Mapping[str, Any], name: str, kind: type[Config]) -> Config:
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in entries(config, name).items()}
     hints = get_type_hints(kind)
     for key, value in given.items():
         if key in hints and not _is_a(value, hints[key]):
             raise ValueError(f"config's {name} has {key} {value!r}; it must be of type {hints[key]}")
+        if not _in_range(key, value):
+            least = "0 or more" if key in MAY_BE_ZERO else "more than 0"
+            raise ValueError(f"config's {name} has {key} {value!r}; it must be {least}")
     try:
         return kind(**given)
     except TypeError as error:
@@ -204,6 +231,15 @@ def _is_a(value: object, hint: Any) -> bool:
         kinds = get_args(hint)
         return isinstance(value, tuple) and [type(each) for each in cast(tuple[object, ...], value)] == list(kinds)
     return type(value) is hint or (hint is float and type(value) is int)
+
+
+def _in_range(key: str, value: object) -> bool:
+    """Whether a number, or every one of several, can be a size: finite, and more than 0 or, where that may be, 0."""
+    if isinstance(value, tuple):
+        return all(_in_range(key, each) for each in cast(tuple[object, ...], value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    return math.isfinite(value) and (value >= 0 if key in MAY_BE_ZERO else value > 0)
 
 
 def with_preview(vae: PlateVAE, preview: LatentPreview | None) -> nn.Module:
@@ -243,11 +279,8 @@ def _tokenizer_text(tokenizer: Tokenizer) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
+        with whole_file(path) as beside:
+            beside.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)

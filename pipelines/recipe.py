@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..schedulers import sampler_names
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -27,13 +29,15 @@ class Recipe:
         """The recipe of a config file's entries; what is not there keeps its default.
 
         Raises:
-            ValueError: an unknown entry, or one of the wrong type.
+            ValueError: an unknown entry, or one of the wrong type; sizes, steps or a sampler that no request could use.
         """
         kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
         unknown = sorted(set(entries) - set(kinds))
         if unknown:
             raise ValueError(f"recipe has unknown entries {', '.join(unknown)}; known are {', '.join(kinds)}")
-        return cls(**{name: _converted(name, value, kinds[name]) for name, value in entries.items()})
+        recipe = cls(**{name: _converted(name, value, kinds[name]) for name, value in entries.items()})
+        recipe._check()
+        return recipe
 
     def check_side(self, name: str, value: int) -> int:
         """A height or width that the model can make.
@@ -49,6 +53,22 @@ class Recipe:
             near = " or ".join(str(side) for side in (below, above) if self.min_size <= side <= self.max_size)
             raise ValueError(f"{name} is {value}; it must be a multiple of {self.size_multiple}, such as {near}")
         return value
+
+    def _check(self) -> None:
+        """Makes sure that the defaults can be used."""
+        for name, value in (
+            ("size_multiple", self.size_multiple),
+            ("min_size", self.min_size),
+            ("num_inference_steps", self.num_inference_steps),
+        ):
+            if value < 1:
+                raise ValueError(f"recipe's {name} is {value}; it must be at least 1")
+        if not 0 <= self.strength <= 1:
+            raise ValueError(f"recipe's strength is {self.strength}; it must be from 0 to 1")
+        if self.sampler not in sampler_names():
+            raise ValueError(f"recipe's sampler is {self.sampler!r}; it must be one of {', '.join(sampler_names())}")
+        self.check_side("recipe's width", self.width)
+        self.check_side("recipe's height", self.height)
 
 
 def _converted(name: str, value: Any, kind: type) -> Any:

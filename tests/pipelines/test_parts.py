@@ -31,6 +31,12 @@ def test_recipe_from_config():
         ({"width": "64"}, "recipe's width is '64'; it must be of type int"),
         ({"width": True}, "recipe's width is True"),
         ({"sampler": 3}, "recipe's sampler is 3; it must be of type str"),
+        ({"sampler": "warp"}, "recipe's sampler is 'warp'; it must be one of euler, heun"),
+        ({"size_multiple": 0}, "recipe's size_multiple is 0; it must be at least 1"),
+        ({"num_inference_steps": 0}, "recipe's num_inference_steps is 0; it must be at least 1"),
+        ({"strength": 1.5}, "recipe's strength is 1.5; it must be from 0 to 1"),
+        ({"width": 100}, "recipe's width is 100; it must be a multiple of 16, such as 96 or 112"),
+        ({"height": 1024}, "recipe's height is 1024; it must be from 32 to 512"),
     ],
 )
 def test_a_wrong_recipe(entries: dict[str, object], message: str):

@@ -188,6 +188,14 @@ def test_damaged_weights(plate_folder: Path, tmp_path: Path, file: str, damage: 
         ({"text": {"layer": 9}}, "layer is 9; the language model has layers 0 to 3"),
         ({"vae": {"latent_channels": 4}}, "does not fit the model"),
         ({"denoiser": {"width": "wide"}}, "config's denoiser has width 'wide'; it must be of type <class 'int'>"),
+        ({"denoiser": {"width": 0}}, r"config.json: config's denoiser has width 0; it must be more than 0"),
+        ({"denoiser": {"frame_offset": -1}}, r"config.json: .* frame_offset -1; it must be 0 or more"),
+        (
+            {"vae": {"encoder_widths": [8, -8]}},
+            r"config.json: config's vae has encoder_widths \(8, -8\); it must be more",
+        ),
+        ({"text": {"max_tokens": 0}}, "config.json: config's text has max_tokens 0; it must be more than 0"),
+        ({"recipe": {"sampler": "warp"}}, "config.json: recipe's sampler is 'warp'"),
         (
             {"denoiser": {"rotary_axes": [4, 6]}},
             r"config's denoiser has rotary_axes \(4, 6\); it must be of type tuple",
@@ -205,9 +213,10 @@ def test_wrong_configs(plate_folder: Path, tmp_path: Path, change: dict[str, Any
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ValueError, match=message):
         load(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="not a config file"):
-        load(folder)
+    for text in ("{", "[" * 100_000):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ValueError, match="not a config file"):
+            load(folder)
 
 
 def test_without_a_network(plate_folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,27 @@
+"""Files that appear whole or not at all."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; at the end of the block what is there becomes `path`, in one move.
+
+    Whatever fails, in the block or after it, leaves `path` as it was and nothing beside it. The data is on the disk
+    before the move, so a crash of the machine leaves the old file or the new one.
+
+    Raises:
+        OSError: the file cannot be written; anything that the block raises.
+    """
+    beside = path.with_name(f".calotype-{secrets.token_hex(6)}.part")
+    try:
+        yield beside
+        with beside.open("r+b") as stream:
+            os.fsync(stream.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
