@@ -61,13 +61,14 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How many of a group's pictures are right, in all (`right`) and by fact, and the mean sharpness inside the boxes
-    of right objects (nan where there is none)."""
+    """How many of a group's `count` pictures are right, in all (`right`) and by fact (`counted`: as many sprites as
+    stated), and the mean sharpness inside the boxes of right objects (nan where there is none)."""
 
     group: str
     count: int
     right: int
     background: int
+    counted: int
     objects: int
     place: int
     size: int
@@ -214,10 +215,11 @@ def evaluate_autoencoder(vae: PlateVAE, cases: Sequence[Case]) -> RoundTrip:
 
 def table(scores: Sequence[Score]) -> str:
     """The rows as text, one line each."""
-    lines = [f"{'group':<20}{'right':>16}{'95 %':>16}{'objects':>9}{'place':>8}{'size':>8}{'ground':>8}{'sharp':>8}"]
+    heads = "".join(f"{name:>8}" for name in ("place", "count", "size", "ground", "sharp"))
+    lines = [f"{'group':<20}{'right':>16}{'95 %':>16}{'objects':>9}{heads}"]
     for row in scores:
         low, high = row.interval
-        facts = "".join(f"{n / row.count:>8.0%}" for n in (row.place, row.size, row.background))
+        facts = "".join(f"{n / row.count:>8.0%}" for n in (row.place, row.counted, row.size, row.background))
         counts = f"{row.share:.1%} ({row.right}/{row.count})"
         interval, objects = f"{low:.1%}-{high:.1%}", f"{row.objects / row.count:>9.0%}"
         lines.append(f"{row.group:<20}{counts:>16}{interval:>16}{objects}{facts}{row.sharpness:>8.2f}")
@@ -250,6 +252,7 @@ def _row(name: str, members: Sequence[int], verdicts: Sequence[Verdict], edges: 
         count=len(chosen),
         right=sum(v.right for v in chosen),
         background=sum(v.background for v in chosen),
+        counted=sum(v.count for v in chosen),
         objects=sum(v.objects for v in chosen),
         place=sum(v.place for v in chosen),
         size=sum(v.size for v in chosen),

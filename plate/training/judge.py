@@ -30,10 +30,12 @@ BATCH = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is right about one picture (an unstated fact is right) and what was seen. `why` names the first thing that
+    """What is right about one picture (an unstated fact is right) and what was seen. `count`: there are as many sprites
+    as were asked for, whichever they are; `objects`, that they are those, implies it. `why` names the first thing that
     is wrong."""
 
     background: bool
+    count: bool
     objects: bool
     place: bool
     size: bool
@@ -67,6 +69,7 @@ def decide(reading: Reading, facts: Facts) -> Verdict:
     size = objects or _size_trouble(matched, facts)
     return Verdict(
         background=not background,
+        count=len(reading.sprites) == len(facts.objects),
         objects=not objects,
         place=not place,
         size=not size,

@@ -66,7 +66,8 @@ def test_another_object_is_wrong(samples):
 
 def test_a_missing_object_is_wrong(samples):
     fewer = [scenes.render(dataclasses.replace(s.scene, sprites=s.scene.sprites[1:])) for s in samples]
-    assert accepted(fewer, facts_of(samples)) == 0
+    verdicts = judge.judge(np.asarray(fewer), facts_of(samples))
+    assert not any(verdict.right or verdict.count for verdict in verdicts)
 
 
 def test_an_object_too_many_is_wrong():
@@ -179,6 +180,9 @@ def test_rules_for_several_objects():
     assert judge.decide(reading(*uneven), asked).why == "not in a row"
     above = facts(kind="two", objects=(0, 1), relation="above", sizes=(None, None))
     assert judge.decide(reading(*row[:2]), above).why == "not above"
+    others = judge.decide(reading(*row[:2]), dataclasses.replace(above, objects=(7, 8)))
+    assert others.count and not others.objects
+    assert not judge.decide(reading(*row), above).count
     pair = facts(kind="two of", objects=(0, 0), relation="left of", sizes=(None, None))
     stacked = [one_sprite(index=0, x=32, y=0), one_sprite(index=0, x=32, y=64)]
     assert judge.decide(reading(*stacked), pair).right
@@ -216,7 +220,8 @@ def test_evaluation_of_a_perfect_generator(cases):
     truth = {c.sample.caption: scenes.render(c.sample.scene) for c in cases}
     scores = evaluate.evaluate(lambda texts, seeds: np.stack([truth[t] for t in texts]), cases, batch=5)
     assert [s.group for s in scores] == [g.name for g in evaluate.GROUPS] + ["all"]
-    assert scores[-1].share == 1
+    assert scores[-1].share == 1 and scores[-1].counted == len(cases)
+    assert evaluate.table(scores).splitlines()[0].split()[5:] == ["place", "count", "size", "ground", "sharp"]
     assert scores[-1].sharpness == pytest.approx(1, abs=0.02)
     assert scores[-1].interval[1] == 1
     assert "100.0%" in evaluate.table(scores)
