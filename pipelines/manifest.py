@@ -202,12 +202,19 @@ def _plain(value: object) -> Plain:
 
 
 def digest_input(value: object) -> str:
-    """sha256 of a picture (or a file with one), array or tensor: dtype, shape and values; or of several of them."""
+    """sha256 of a picture (or a file with one), array or tensor: dtype, shape and values; or of several of them.
+
+    One alone in a list has the digest that it has outside. Pictures with a palette are digested as the colours that
+    are seen.
+    """
     from .files import open_image
 
     digest = hashlib.sha256()
     if isinstance(value, list | tuple):
-        for item in cast(Sequence[object], value):
+        items = cast(Sequence[object], value)
+        if len(items) == 1:
+            return digest_input(items[0])
+        for item in items:
             digest.update(digest_input(item).encode())
         return digest.hexdigest()
     import numpy
@@ -218,10 +225,19 @@ def digest_input(value: object) -> str:
         stored = value.detach().cpu().contiguous()
         array = stored.view(torch.uint8).numpy() if stored.dtype is torch.bfloat16 else stored.numpy()
     else:
-        array = numpy.ascontiguousarray(numpy.asarray(value))
+        array = numpy.ascontiguousarray(numpy.asarray(_seen(value)))
     digest.update(f"{array.dtype.str} {array.shape} ".encode())
     digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def _seen(value: object) -> object:
+    """A picture with a palette as its colours, with transparency where it has it; anything else as it is."""
+    from PIL.Image import Image
+
+    if not isinstance(value, Image) or value.mode not in ("P", "PA"):
+        return value
+    return value.convert("RGBA" if value.has_transparency_data else "RGB")
 
 
 def calotype_version() -> str:
@@ -237,6 +253,10 @@ def _check_lists(entries: Mapping[str, Any]) -> None:
         for item in entries[name] or ():
             if not isinstance(item, kind):
                 raise ValueError(f"not a manifest: {name} holds {item!r}, expected {kind[0].__name__}")
+    for name in ("inputs", "weights"):
+        for key, item in entries[name].items():
+            if not isinstance(item, str):
+                raise ValueError(f"not a manifest: {name} holds {item!r} for {key}, expected a str")
     if not 0 < len(entries["seeds"]) == len(entries["prompts"]):
         raise ValueError(f"not a manifest: {len(entries['prompts'])} prompts for {len(entries['seeds'])} seeds")
     if entries["threads"] < 1:

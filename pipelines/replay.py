@@ -17,6 +17,7 @@ from .result import GRID_GAP, Result, grid
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from .arguments import Pictures
     from .image import ImagePipeline
 
 LOSSY = ("JPEG",)
@@ -47,14 +48,15 @@ class Replay:
 def replay(
     path: str | Path,
     *,
-    image: "Image | None" = None,
-    mask_image: "Image | None" = None,
+    image: "Pictures | None" = None,
+    mask_image: "Pictures | None" = None,
     pipeline: "ImagePipeline | None" = None,
     progress: bool = False,
 ) -> Replay:
     """Runs a picture's manifest again and compares the pixels.
 
-    `image` and `mask_image`: the inputs of an image-to-image or inpainting run, the very same (digests are checked).
+    `image` and `mask_image`: the inputs of an image-to-image or inpainting run, the very same, one or several in their
+    order (digests are checked).
     `pipeline`: run on this one; default is to load the model that the manifest names. `progress`: a bar on stderr.
 
     Raises:
@@ -88,11 +90,11 @@ class Arguments:
     manifest: Manifest
     sampler: Sampler
     guidance: Guidance
-    image: "Image | None"
-    mask_image: "Image | None"
+    image: "Pictures | None"
+    mask_image: "Pictures | None"
 
     @classmethod
-    def of(cls, manifest: Manifest, *, image: "Image | None", mask_image: "Image | None") -> "Arguments":
+    def of(cls, manifest: Manifest, *, image: "Pictures | None", mask_image: "Pictures | None") -> "Arguments":
         """Checks that everything is there, before anything is loaded."""
         given = {"image": image, "mask_image": mask_image}
         _check_inputs(manifest, given)
@@ -162,7 +164,7 @@ def _load(manifest: Manifest) -> "ImagePipeline":
     return load(manifest.model, device=manifest.device, dtype=manifest.dtype, attention=attention)
 
 
-def _check_inputs(manifest: Manifest, given: Mapping[str, "Image | None"]) -> None:
+def _check_inputs(manifest: Manifest, given: Mapping[str, "Pictures | None"]) -> None:
     for name in manifest.inputs:
         if name not in given:
             raise ValueError(f"cannot replay a run that was given {name}: the file holds only its digest")

@@ -95,6 +95,8 @@ def test_bad_json_is_refused_with_the_reason():
         ({"prompts": [3, 4]}, "prompts holds 3, expected str"),
         ({"seeds": [1]}, "2 prompts for 1 seeds"),
         ({"threads": 0}, "threads is 0, expected at least 1"),
+        ({"inputs": {"image": 3}}, "inputs holds 3 for image, expected a str"),
+        ({"weights": {"a": None}}, "weights holds None for a, expected a str"),
     ):
         with pytest.raises(ValueError, match=f"not a manifest: {message}"):
             Manifest.from_json(json.dumps(entries | change))
@@ -121,10 +123,20 @@ def test_digests(tmp_path: Path):
     image.save(tmp_path / "a.png")
     assert digest_input(image) == digest_input(tmp_path / "a.png") == digest_input(str(tmp_path / "a.png"))
     assert digest_input(image) == digest_input(numpy.asarray(image)) == digest_input(torch.tensor(numpy.asarray(image)))
-    assert digest_input([image, image]) != digest_input([image])
+    assert digest_input([image, image]) != digest_input([image]) == digest_input(image)
     zeros = torch.zeros(2, 3)
     different = [digest_input(zeros), digest_input(zeros.T), digest_input(zeros.bfloat16()), digest_input(zeros + 1)]
     assert len(set(different)) == 4
+
+
+def test_a_palette_is_digested_as_the_colours_that_are_seen():
+    image = Image.fromarray(numpy.arange(48, dtype=numpy.uint8).reshape(4, 4, 3)).quantize(8)
+    other = image.copy()
+    other.putpalette(bytes(reversed(image.getpalette() or ())))
+    clear = image.copy()
+    clear.info["transparency"] = 0
+    assert digest_input(image) == digest_input(image.convert("RGB"))
+    assert len({digest_input(each) for each in (image, other, clear)}) == 3
 
 
 def test_manifests_are_frozen():

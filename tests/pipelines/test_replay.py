@@ -92,6 +92,16 @@ def test_inputs_must_be_the_same(pipe: ImagePipeline, tmp_path: Path):
         replay(plain, image=first, pipeline=pipe)
 
 
+def test_inputs_alone_and_in_lists(pipe: ImagePipeline, tmp_path: Path):
+    first, second = pipe("a cow", seed=1, num_images_per_prompt=2).images
+    (alone,) = pipe("a fox", seed=2, image=[first]).save(tmp_path / "alone.png")
+    assert replay(alone, image=first, pipeline=pipe).bit_equal
+    both = pipe(["a fox", "a cow"], seed=2, image=[first, second]).save(tmp_path / "both.png")
+    assert replay(both[1], image=[first, second], pipeline=pipe).bit_equal
+    with pytest.raises(ValueError, match="this is not the image of that run"):
+        replay(both[1], image=[second, first], pipeline=pipe)
+
+
 @pytest.mark.parametrize("name", ["latents", "generator", "conditioning"])
 def test_what_a_file_cannot_hold_is_refused(pipe: ImagePipeline, tmp_path: Path, name: str):
     drawn_from = torch.Generator()
