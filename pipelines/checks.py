@@ -3,7 +3,7 @@
 Legend: N pictures, C latent channels, F frames, h w latent cells.
 """
 
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -56,5 +56,5 @@ def check_latents(latents: Tensor, channels: int, shape: tuple[int, ...] | None)
 
 
 def _shown(value: object) -> str:
-    text = type(value).__name__ if isinstance(value, Tensor) else repr(cast(object, value))
+    text = type(value).__name__ if isinstance(value, Tensor) else repr(value)
     return " ".join(text.split())[:80]
