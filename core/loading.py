@@ -7,7 +7,6 @@ from the mapped file. Anonymous memory at the peak is the weights alone (plus on
 import json
 import os
 import struct
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -19,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from .checkpoint import DTYPES, Files, Header, file_digest, read_header
 from .key_map import KeyMap, identity_key_map, named_weights
 from .weight_source import WeightSource
+from .whole_file import whole_file
 
 __all__ = [
     "Files",
@@ -101,17 +101,11 @@ def save_weights(
             raise ValueError(f"cannot save {name}: it is on the meta device and has no value")
         if (dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype) not in _CODES:
             raise ValueError(f"cannot save {name}: safetensors has no format for {tensor.dtype}")
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        with beside.open("wb") as stream:
+        with whole_file(path) as beside, beside.open("wb") as stream:
             _write(stream, tensors, dtype, metadata or {})
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, path)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _write(

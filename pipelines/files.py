@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ..core.whole_file import whole_file
 from .manifest import Manifest
 
 if TYPE_CHECKING:
@@ -31,18 +32,11 @@ def save_image(image: "Image", path: str | Path, manifest: Manifest | None = Non
     """
     target = check_target(path)
     write = _WRITERS[target.suffix.lower()]
-    real = target.resolve()
-    part = real.with_name(f".calotype-{secrets.token_hex(6)}.part")
     try:
-        with part.open("xb") as file:
+        with whole_file(target.resolve()) as part, part.open("xb") as file:
             write(image, file, None if manifest is None else manifest.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(real)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(target)) from error
-    finally:
-        part.unlink(missing_ok=True)
     return target
 
 

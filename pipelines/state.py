@@ -1,10 +1,9 @@
 """A run's state in a file, to go on in another process."""
 
-import os
-import secrets
 from pathlib import Path
 
 from ..core.checkpoint import read_header
+from ..core.whole_file import whole_file
 from ..schedulers.base import State
 
 
@@ -19,12 +18,8 @@ def save_state(state: State, path: str | Path) -> Path:
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent}: no such folder to write to")
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
-    try:
+    with whole_file(target) as beside:
         beside.write_bytes(save(state.to_tensors()))
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
     return target
 
 

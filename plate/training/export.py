@@ -11,7 +11,6 @@ by least squares and stored with the autoencoder. The same inputs always give th
 import argparse
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from torch.nn import functional
 from ...core.attention.registry import attention_selector
 from ...core.checkpoint import file_digest
 from ...core.loading import build_on_meta, load_weights, save_weights
+from ...core.whole_file import whole_file
 from ...denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from ...language.model import LanguageModel
 from ...language.tokenizer import load_tokenizer
@@ -131,9 +131,8 @@ def fit_preview(vae: PlateVAE, scenes: int = SCENES, seed: int = 0) -> LatentPre
 
 
 def _write(path: Path, text: str) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ in its metadata, the captions. Shards that are there are left as they are.
 
 import argparse
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ...core.whole_file import whole_file
 from ...vae.plate import PlateVAE, PlateVAEConfig
 from .captions import training_sample
 from .scenes import render, token_classes
@@ -54,10 +54,9 @@ def make_shard(vae: PlateVAE, seed: int, index: int, count: int = SHARD) -> Shar
 
 def write_shard(shard: Shard, path: Path) -> None:
     """Write a shard in one move."""
-    part = path.with_suffix(".part")
     tensors = {"latents": shard.latents, "classes": shard.classes}
-    save_file(tensors, part, metadata={"captions": json.dumps(shard.captions)})
-    os.replace(part, path)
+    with whole_file(path) as part:
+        save_file(tensors, part, metadata={"captions": json.dumps(shard.captions)})
 
 
 def read_shard(path: Path) -> Shard:

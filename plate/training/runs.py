@@ -1,7 +1,6 @@
 """What every training script shares: resumable checkpoints (safetensors), a learning-rate schedule, a log."""
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from ...core.whole_file import whole_file
 
 _SEPARATOR = "//"
 
@@ -24,9 +25,8 @@ def save_state(path: Path, state: Mapping[str, Any], *, step: int) -> None:
             tensors[name] = value.detach().clone().contiguous()
         else:
             plain[name] = value
-    part = path.with_suffix(".part")
-    save_file(tensors, part, metadata={"step": str(step), "plain": json.dumps(plain)})
-    os.replace(part, path)
+    with whole_file(path) as part:
+        save_file(tensors, part, metadata={"step": str(step), "plain": json.dumps(plain)})
 
 
 def load_state(path: Path) -> tuple[dict[str, Any], int]:
