@@ -1,13 +1,21 @@
-"""A tiny tokenizer and language model."""
+"""A tiny tokenizer, a language model, and a whole tiny plate with random weights."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
+from calotype.core.attention.registry import attention_selector
+from calotype.denoisers.plate import PlateDenoiser, PlateDenoiserConfig
+from calotype.encoders.language import LanguageModelEncoder
 from calotype.language.model import LanguageModel, LanguageModelConfig
 from calotype.language.tokenizer import Tokenizer, load_tokenizer
+from calotype.pipelines.base import Source
+from calotype.pipelines.image import ImagePipeline
+from calotype.pipelines.recipe import Recipe
 from calotype.plate.training.tokenizer import make_tokenizer
+from calotype.vae.plate import PlateVAE, PlateVAEConfig
+from calotype.vae.preview import LatentPreview
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +52,50 @@ def language_model() -> LanguageModel:
         for parameter in model.parameters():
             parameter.mul_(1 + 0.3 * torch.randn(parameter.shape)) if parameter.dim() == 1 else parameter.mul_(8)
     return model
+
+
+@pytest.fixture(scope="session")
+def tiny_plate(tokenizer: Tokenizer) -> ImagePipeline:
+    """A pipeline of the bundled model's kind; every weight is random, so that everything matters."""
+    torch.manual_seed(0)
+    attention = attention_selector("sdpa")
+    language = LanguageModel(
+        LanguageModelConfig(
+            vocab_size=1024, width=16, layers=3, heads=2, kv_heads=2, head_width=8, hidden=24, context_length=64
+        ),
+        attention=attention,
+    )
+    denoiser = PlateDenoiser(
+        PlateDenoiserConfig(
+            width=32, heads=2, layers=2, text_layers=1, text_width=16, hidden=48, time_width=16, rotary_axes=(4, 6, 6)
+        )
+    )
+    vae = PlateVAE(PlateVAEConfig(encoder_widths=(8, 8), decoder_widths=(8, 8, 8), decoder_blocks=(1, 1, 1)))
+    for module in (denoiser, vae, language):
+        _randomise(module)
+    encoder = LanguageModelEncoder(language_model=language, tokenizer=tokenizer, layer=2, normed=False, max_tokens=32)
+    return ImagePipeline(
+        source=Source(family="plate", name="tiny", weights={}),
+        recipe=Recipe(width=32, height=32, num_inference_steps=3),
+        denoiser=denoiser,
+        encoders={"llm": encoder},
+        vae=vae,
+        attention=attention,
+        preview_projection=LatentPreview(weight=torch.randn(3, 8), bias=torch.randn(3)),
+    )
+
+
+@pytest.fixture(scope="session")
+def plate_folder(tiny_plate: ImagePipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, saved."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_plate.save(folder)
+    return folder
+
+
+def _randomise(module: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            scale = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.2
+            parameter.copy_(scale * torch.randn(parameter.shape) + (parameter.ndim == 1))
+    module.requires_grad_(False).eval()

@@ -59,7 +59,7 @@ def test_models_prints_sizes_recipe_and_card(run, bundled: Path):
     assert (code, err) == (0, []) and out[0].startswith("plate (bundled)")
     denoiser = next(line for line in out if line.split()[:1] == ["denoiser"])
     assert "M parameters" in denoiser and denoiser.endswith("float32")
-    assert "num inference steps    2" in text and "| one object | 99 % |" in text and "a folder" in text
+    assert "num inference steps    3" in text and "| one object | 99 % |" in text and "a folder" in text
 
 
 def test_models_without_weights_is_an_error(fails, bundled: Path):
