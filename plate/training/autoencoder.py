@@ -106,6 +106,12 @@ def decibels(vae: PlateVAE, random: np.random.Generator, count: int) -> float:
     return float((10 * torch.log10(4 / (output - pixels).square().mean((1, 2, 3)))).mean())
 
 
+def read_weights(vae: PlateVAE, path: Path) -> None:
+    """Load what this script wrote, or the bundled model's file, which holds the preview's projection too."""
+    weights = load_file(path)
+    vae.load_state_dict({name: value for name, value in weights.items() if not name.startswith("preview.")})
+
+
 def make_optimiser(module: nn.Module, rate: float) -> torch.optim.AdamW:
     """AdamW over a module."""
     return torch.optim.AdamW(module.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=1e-4)
@@ -133,7 +139,7 @@ def train(arguments: argparse.Namespace, config: PlateVAEConfig | None = None) -
     total, first = arguments.steps + arguments.decoder_steps, arguments.steps
     step = 0
     if arguments.start is not None:
-        vae.load_state_dict(load_file(arguments.start))
+        read_weights(vae, arguments.start)
     optimiser = make_optimiser(vae, arguments.rate)
     if path.exists():
         state, step = load_state(path)

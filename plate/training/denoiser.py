@@ -25,6 +25,7 @@ from torch.nn import functional
 from ...core.attention.base import AttentionSelector
 from ...core.attention.reference import ReferenceAttention
 from ...core.stream import Block, BlockInputs, Cache, Stream
+from ...core.whole_file import whole_file
 from ...denoisers.plate import PlateDenoiser, PlateDenoiserConfig, text_mask
 from ...language.model import LanguageModel
 from ...language.tokenizer import Tokenizer, load_tokenizer
@@ -201,8 +202,8 @@ class Run:
         folder: Path = self.arguments.run
         save_state(folder / "state.safetensors", state, step=self.step)
         weights = {k.removeprefix("denoiser."): v for k, v in self.average.items() if k.startswith("denoiser.")}
-        save_file(weights, folder / "denoiser.part")
-        os.replace(folder / "denoiser.part", folder / "denoiser.safetensors")
+        with whole_file(folder / "denoiser.safetensors") as part:
+            save_file(weights, part)
 
     def update_average(self) -> None:
         """One step of the moving average."""

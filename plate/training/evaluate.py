@@ -17,9 +17,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 
 from ...vae.plate import PlateVAE, PlateVAEConfig
+from .autoencoder import read_weights
 from .captions import Facts, Kind, Sample, held_out_sample
 from .finder import Reading, Sighting
 from .judge import Verdict, judge
@@ -286,7 +286,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     vae = PlateVAE(PlateVAEConfig())
-    vae.load_state_dict(load_file(arguments.vae), strict=False)
+    read_weights(vae, arguments.vae)
     result = evaluate_autoencoder(vae, held_out_cases(arguments.share))
     print(f"{result.decibels:.2f} dB, {result.decibels_in_boxes:.2f} dB in the object boxes")
     print(table(result.scores))

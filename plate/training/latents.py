@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ...core.whole_file import whole_file
 from ...vae.plate import PlateVAE, PlateVAEConfig
+from .autoencoder import read_weights
 from .captions import training_sample
 from .scenes import render, token_classes
 
@@ -88,7 +89,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     vae = PlateVAE(PlateVAEConfig())
-    vae.load_state_dict(load_file(arguments.vae))
+    read_weights(vae, arguments.vae)
     write_shards(vae, arguments.out, arguments.shards, count=arguments.count, seed=arguments.seed)
 
 
