@@ -2,13 +2,13 @@
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path) -> Generator[Path, None, None]:
     """A path beside `path` to write to; at the end of the block what is there becomes `path`, in one move.
 
     Whatever fails, in the block or after it, leaves `path` as it was and nothing beside it. The data is on the disk

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,7 +202,7 @@ def _recipe(folder: Path, config: Mapping[str, Any]) -> Recipe:
 
 
 @contextmanager
-def _named(folder: Path) -> Iterator[None]:
+def _named(folder: Path) -> Generator[None, None, None]:
     """Errors in the folder's config name its file."""
     try:
         yield

@@ -168,7 +168,7 @@ def _check_counts(request: Request) -> None:
 
 
 def _check_guidance(request: Request) -> None:
-    given = request.guidance
+    given: object = request.guidance
     if not (given is None or (isinstance(given, Guidance) and not isinstance(given, type))):
         raise ValueError(f"guidance is {given!r}; it must be an object such as ClassifierFree(3.0)")
     for name, value in (("guidance_scale", request.guidance_scale), ("guidance_rescale", request.guidance_rescale)):
@@ -232,7 +232,7 @@ def _check_schedule(request: Request) -> None:
 
 
 def _check_sampler(request: Request) -> None:
-    given = request.sampler
+    given: object = request.sampler
     if not (given is None or isinstance(given, str) or (isinstance(given, Sampler) and not isinstance(given, type))):
         raise ValueError(f"sampler is {given!r}; it must be an object such as Heun(), or a name")
 

@@ -174,12 +174,15 @@ def make_optimisers(trainee: Trainee, arguments: argparse.Namespace) -> list[tup
             parts.append(3 if ".qkv." in name else 2 if ".gate_up." in name else 1)
         else:
             rest.append(parameter)
-    adam = {"betas": (0.9, 0.98), "weight_decay": 0.0}
     return [
         (Muon(matrices, parts, lr=arguments.muon_rate), arguments.muon_rate),
-        (torch.optim.AdamW(rest, lr=arguments.rate, **adam), arguments.rate),
-        (torch.optim.AdamW(trainee.head.parameters(), lr=HEAD_RATE, **adam), HEAD_RATE),
+        (_adam(rest, arguments.rate), arguments.rate),
+        (_adam(list(trainee.head.parameters()), HEAD_RATE), HEAD_RATE),
     ]
+
+
+def _adam(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
 
 
 @dataclass(kw_only=True)
