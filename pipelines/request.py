@@ -168,8 +168,8 @@ def _check_counts(request: Request) -> None:
 
 
 def _check_guidance(request: Request) -> None:
-    given: object = request.guidance
-    if not (given is None or (isinstance(given, Guidance) and not isinstance(given, type))):
+    given = request.guidance
+    if not (given is None or _is_instance(given, Guidance)):
         raise ValueError(f"guidance is {given!r}; it must be an object such as ClassifierFree(3.0)")
     for name, value in (("guidance_scale", request.guidance_scale), ("guidance_rescale", request.guidance_rescale)):
         if value is None:
@@ -232,9 +232,14 @@ def _check_schedule(request: Request) -> None:
 
 
 def _check_sampler(request: Request) -> None:
-    given: object = request.sampler
-    if not (given is None or isinstance(given, str) or (isinstance(given, Sampler) and not isinstance(given, type))):
+    given = request.sampler
+    if not (given is None or isinstance(given, str) or _is_instance(given, Sampler)):
         raise ValueError(f"sampler is {given!r}; it must be an object such as Heun(), or a name")
+
+
+def _is_instance(value: object, kind: type) -> bool:
+    """Whether it is an object of that kind, not the class (which has the same attributes, so that protocols match)."""
+    return isinstance(value, kind) and not isinstance(value, type)
 
 
 def _check_output(request: Request) -> None:
