@@ -126,7 +126,7 @@ def test_nothing_private_is_in_the_texts(name: str) -> None:
     ("text", "private"),
     [
         ("see /home/ann/notes", True),
-        ("'/opt/venv/bin'", True),
+        ("'/opt/tool/bin'", True),
         ("fixed in issue 12", True),
         ("TODO", True),
         ("https://example.org/home/page and runs/work/x and {folder}/opt/y", False),
