@@ -34,6 +34,7 @@ from .latents import read_shard
 from .muon import Muon
 from .objects import object_names
 from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
+from .tokenizer import BOS, EOS
 
 LAYER = 2  # of the language model, before the final norm
 MAX_TOKENS = 32
@@ -120,7 +121,6 @@ def batches(data: Data, size: int, seed: int, first: int) -> Iterator[list[int]]
         for group in groups[number % per_epoch :]:
             yield group
             number += 1
-        number = (number // per_epoch + 1) * per_epoch if number % per_epoch else number
 
 
 def padded_ids(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ def losses(
     generator = torch.Generator().manual_seed(seed[0] * 1000003 + seed[1])
     drop = torch.rand(len(rows), generator=generator) < DROPPED
     ids, lengths = padded_ids(
-        [[1, 2] if gone else data.ids[row] for row, gone in zip(rows, drop.tolist(), strict=True)]
+        [[BOS, EOS] if gone else data.ids[row] for row, gone in zip(rows, drop.tolist(), strict=True)]
     )
     with torch.no_grad():
         states = language.hidden_states(ids, lengths, layer=LAYER, normed=False)
