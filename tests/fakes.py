@@ -13,10 +13,13 @@ from calotype.core.attention.sdpa import SDPAAttention
 from calotype.core.rotary import Rotary, RotaryConfig, rotary_table
 from calotype.core.stream import BlockInputs, Cache, NoCache, Runner, Stream, run_blocks
 from calotype.denoisers.base import Conditioning
+from calotype.denoisers.guidance import Unguided
 from calotype.encoders.base import EncodedText
 from calotype.pipelines.base import Source
 from calotype.pipelines.image import ImagePipeline
+from calotype.pipelines.manifest import Manifest
 from calotype.pipelines.recipe import Recipe
+from calotype.schedulers import Euler, flow_schedule
 from calotype.schedulers.base import Point
 
 CHANNELS, CELL, WIDTH = 4, 8, 6
@@ -141,3 +144,26 @@ def fake_pipeline() -> ImagePipeline:
 def _word(word: str) -> Tensor:
     seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big")
     return torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def text_to_image_manifest(prompts: Sequence[str], seeds: Sequence[int], width: int = 16) -> Manifest:
+    """The manifest of a run of two unguided Euler steps that made pictures of 16 rows."""
+    return Manifest.build(
+        family="plate",
+        model="plate",
+        weights={},
+        task="text-to-image",
+        prompts=prompts,
+        negative_prompts=None,
+        seeds=seeds,
+        width=width,
+        height=16,
+        schedule=flow_schedule(2),
+        sampler=Euler(),
+        guidance=Unguided(),
+        strength=None,
+        inputs={},
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        attention="sdpa",
+    )

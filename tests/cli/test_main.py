@@ -55,7 +55,7 @@ def test_a_closed_pipe_is_quiet():
     ("failure", "message"),
     [
         (OSError("odd"), "odd"),
-        (PermissionError(13, "Permission denied", "/root/x"), "/root/x: Permission denied"),
+        (PermissionError(13, "Permission denied", "/srv/x"), "/srv/x: Permission denied"),
         (ImportError("No module named 'tqdm'"), "No module named 'tqdm'"),
         (ValueError("two\nlines  here"), "two lines here"),
         (FloatingPointError("not finite"), "not finite"),

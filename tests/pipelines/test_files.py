@@ -7,13 +7,11 @@ from pathlib import Path
 
 import numpy
 import pytest
-import torch
+from fakes import text_to_image_manifest
 from PIL import Image
 
-from calotype.denoisers.guidance import Unguided
 from calotype.pipelines.files import check_folder, check_target, open_image, read_manifest, save_image
 from calotype.pipelines.manifest import Manifest
-from calotype.schedulers import Euler, flow_schedule
 
 
 def picture(side: int = 16) -> Image.Image:
@@ -23,25 +21,7 @@ def picture(side: int = 16) -> Image.Image:
 
 @pytest.fixture
 def manifest() -> Manifest:
-    return Manifest.build(
-        family="plate",
-        model="plate",
-        weights={},
-        task="text-to-image",
-        prompts=["ein Käfer"],
-        negative_prompts=None,
-        seeds=[7],
-        width=16,
-        height=16,
-        schedule=flow_schedule(2),
-        sampler=Euler(),
-        guidance=Unguided(),
-        strength=None,
-        inputs={},
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        attention="sdpa",
-    )
+    return text_to_image_manifest(["ein Käfer"], [7])
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.PNG", "a.webp", "a.jpg", "a.jpeg"])

@@ -5,36 +5,16 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from fakes import text_to_image_manifest
 from PIL import Image
 
-from calotype.denoisers.guidance import Unguided
 from calotype.pipelines.files import open_image, read_manifest
-from calotype.pipelines.manifest import Manifest
 from calotype.pipelines.result import OUTPUT_TYPES, Result, grid, numbered, to_images
-from calotype.schedulers import Euler, flow_schedule
 
 
 def make(count: int, output_type: str = "pil", width: int = 32) -> Result:
     seeds = tuple(range(7, 7 + count))
-    manifest = Manifest.build(
-        family="plate",
-        model="plate",
-        weights={},
-        task="text-to-image",
-        prompts=["a fox"] * count,
-        negative_prompts=None,
-        seeds=seeds,
-        width=width,
-        height=16,
-        schedule=flow_schedule(2),
-        sampler=Euler(),
-        guidance=Unguided(),
-        strength=None,
-        inputs={},
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        attention="sdpa",
-    )
+    manifest = text_to_image_manifest(["a fox"] * count, seeds, width)
     images = to_images(pixels(count, width), output_type)
     latents = torch.zeros(count, 8, 1, 2, 4)
     return Result(images=images, latents=latents, seeds=seeds, timings={}, warnings=(), manifest=manifest)
