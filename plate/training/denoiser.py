@@ -3,8 +3,8 @@
     python -m calotype.plate.training.denoiser --run runs/denoiser --latents runs/latents --language runs/language \\
         --steps 5000 --processes 2
 
-Flow matching with sigma from a logit-normal (85 %) or uniform (15 %) distribution, mostly shifted by 3; captions are
-dropped one time in ten. An auxiliary head on the middle of the stack names the object on each picture token (weight
+Flow matching with sigma from a logit-normal (85 %) or uniform (15 %) distribution, half of them shifted by 3; captions
+are dropped one time in ten. An auxiliary head on the middle of the stack names the object on each picture token (weight
 0.1); it is not shipped. Muon on the matrices of the blocks, AdamW on the rest, an exponential moving average of the
 weights. Processes on one machine average their gradients through gloo.
 """
@@ -31,7 +31,7 @@ from ...language.model import LanguageModel
 from ...language.tokenizer import Tokenizer, load_tokenizer
 from .language import language_config
 from .latents import read_shard
-from .muon import Muon
+from .muon import Muon, sum_over_processes
 from .objects import object_names
 from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
 from .tokenizer import BOS, EOS
@@ -40,7 +40,7 @@ LAYER = 2  # of the language model, before the final norm
 MAX_TOKENS = 32
 DROPPED = 0.1
 BACKGROUND_WEIGHT = 0.15
-SHIFT, SHIFTED = 3.0, 0.75  # of the noise levels, and the share of them that is shifted
+SHIFT, SHIFTED = 3.0, 0.5  # of the noise levels, and the share of them that is shifted
 HEAD_RATE = 2e-3  # peak rate of the auxiliary head, which always begins from nothing
 
 
@@ -133,7 +133,7 @@ def padded_ids(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
-    """Noise levels [count]: logit-normal 85 %, uniform 15 %; three in four are shifted towards noise, where only the
+    """Noise levels [count]: logit-normal 85 %, uniform 15 %; half of them are shifted towards noise, where only the
     caption tells."""
     normal = torch.sigmoid(torch.randn(count, generator=generator))
     uniform = torch.rand(count, generator=generator)
@@ -165,7 +165,9 @@ def losses(
     return flow, functional.cross_entropy(scores.flatten(0, 1), classes.flatten(), weight=weight)
 
 
-def make_optimisers(trainee: Trainee, arguments: argparse.Namespace) -> list[tuple[torch.optim.Optimizer, float]]:
+def make_optimisers(
+    trainee: Trainee, arguments: argparse.Namespace, rank: int
+) -> list[tuple[torch.optim.Optimizer, float]]:
     """Muon for the matrices of the blocks, AdamW for the rest and for the auxiliary head, each with its peak rate."""
     matrices, parts, rest = [], [], []
     for name, parameter in trainee.denoiser.named_parameters():
@@ -175,7 +177,7 @@ def make_optimisers(trainee: Trainee, arguments: argparse.Namespace) -> list[tup
         else:
             rest.append(parameter)
     return [
-        (Muon(matrices, parts, lr=arguments.muon_rate), arguments.muon_rate),
+        (Muon(matrices, parts, lr=arguments.muon_rate, rank=rank, processes=arguments.processes), arguments.muon_rate),
         (_adam(rest, arguments.rate), arguments.rate),
         (_adam(list(trainee.head.parameters()), HEAD_RATE), HEAD_RATE),
     ]
@@ -225,7 +227,7 @@ def start_run(
     if arguments.start is not None:
         trainee.denoiser.load_state_dict(load_file(arguments.start))
     run = Run(arguments=arguments, rank=rank, trainee=trainee, average={})
-    optimisers = make_optimisers(trainee, arguments)
+    optimisers = make_optimisers(trainee, arguments, rank)
     path: Path = arguments.run / "state.safetensors"
     if path.exists():
         state, run.step = load_state(path)
@@ -304,15 +306,13 @@ def backward(run: Run, language: LanguageModel, data: Data, rows: list[int]) -> 
 
 
 def average_gradients(module: nn.Module, processes: int) -> None:
-    """Average all gradients over the processes, in one message."""
+    """Average all gradients over the processes."""
     if processes == 1:
         return
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
-    flat = torch.cat([g.flatten() for g in gradients])
-    distributed.all_reduce(flat)
-    flat /= processes
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
+    sum_over_processes(gradients)
+    for gradient in gradients:
+        gradient /= processes
 
 
 def main() -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from calotype.core.attention.registry import attention_selector
 from calotype.denoisers.plate import PlateDenoiserConfig
 from calotype.language.model import LanguageModel
-from calotype.plate.training import denoiser
+from calotype.plate.training import denoiser, muon
 from calotype.plate.training.language import language_config
 from calotype.plate.training.latents import Shard, write_shard
 from calotype.plate.training.muon import Muon, orthogonalise
@@ -133,3 +134,23 @@ def test_orthogonal_means_singular_values_near_one(shape: tuple[int, int]) -> No
     values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
     assert (values > 0.6).all()
     assert (values < 1.3).all()
+
+
+def muon_weights() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((12, 4), (4, 8), (8, 4))]
+    for weight in weights:
+        weight.grad = torch.randn(weight.shape, generator=generator)
+    return weights
+
+
+def test_two_processes_that_share_muons_work_take_the_step_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[list[torch.Tensor]] = []
+    monkeypatch.setattr(muon, "sum_over_processes", lambda steps: shares.append([s.clone() for s in steps]))
+    for rank in (0, 1):
+        Muon(muon_weights(), [3, 1, 2], lr=0.1, rank=rank, processes=2).step()
+    alone, before = muon_weights(), muon_weights()
+    Muon(alone, [3, 1, 2], lr=0.1).step()
+    for first, second, after, start in zip(*shares, alone, before, strict=True):
+        assert torch.equal(start.detach().add(first + second, alpha=-0.1), after.detach())
+    assert all(any(share.any() for share in part) for part in shares)
