@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..denoisers.base import Conditioning, Prompt
 from ..denoisers.guidance import Guidance
+from ..language.expansion import PromptExpander
 from ..schedulers.base import Sampler, Schedule
 from .result import OutputType
 
@@ -54,6 +55,7 @@ PUBLIC_ARGUMENTS = frozenset(
         "generator",
         "seed",
         "conditioning",
+        "expand",
         "guidance",
         "sampler",
         "schedule",
@@ -80,6 +82,7 @@ class ImageArguments(TypedDict, total=False):
     generator: torch.Generator | Sequence[torch.Generator] | None
     seed: int | Sequence[int] | None
     conditioning: Prompt | Conditioning | None
+    expand: PromptExpander | None
     guidance: Guidance | None
     sampler: Sampler | str | None
     schedule: Schedule | None

@@ -23,6 +23,7 @@ from ..vae.preview import LatentPreview
 from .arguments import ImageArguments
 from .base import Encoded, ImageStep, OnStep, Source
 from .checks import check_cancel, check_kind, check_latents, check_on_step
+from .expansion import expanded
 from .finite import NonFiniteError, is_finite
 from .manifest import Manifest, Task, digest_input
 from .placement import device_named, dtype_named, moved
@@ -114,6 +115,7 @@ class ImagePipeline:
         cells = self.vae.downsampling
         shape = (plan.num_images, self.vae.latent_channels, 1, plan.height // cells, plan.width // cells)
         initial = self._initial(request, shape)
+        request, plan = expanded(request, plan)
         conditioning = self._conditioning(request, plan)
         source = None if inputs is None else self._latents(inputs)
         remarks = conditioning.positive.warnings + (conditioning.negative.warnings if conditioning.negative else ())
@@ -278,6 +280,7 @@ class ImagePipeline:
             weights=self.source.weights,
             task=task if request.mask_image is None else "inpaint",
             prompts=plan.prompts,
+            unexpanded=plan.unexpanded,
             negative_prompts=plan.negative_prompts,
             seeds=plan.seeds,
             width=plan.width,

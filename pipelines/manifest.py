@@ -22,16 +22,17 @@ Task = Literal["text-to-image", "image-to-image", "inpaint"]
 Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
 FORMAT = 1
 _NONE = type(None)
+_LATER = ("unexpanded",)  # entries that the first release did not write
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("prompts", "seeds", "sigmas", "times"), (list,)),
     **dict.fromkeys(("weights", "sampler", "guidance", "inputs"), (dict,)),
     **dict.fromkeys(("width", "height", "num_inference_steps", "threads"), (int,)),
-    "negative_prompts": (list, _NONE),
+    **dict.fromkeys(("negative_prompts", "unexpanded"), (list, _NONE)),
     "strength": (float, int, _NONE),
     "row": (int, _NONE),
 }
 _ELEMENTS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("prompts", "negative_prompts"), (str,)),
+    **dict.fromkeys(("prompts", "negative_prompts", "unexpanded"), (str,)),
     **dict.fromkeys(("sigmas", "times"), (float, int)),
     "seeds": (int,),
 }
@@ -42,7 +43,8 @@ class Manifest:
     """What made a batch of pictures, and which of them this is. No timings: they differ on every run.
 
     `prompts`, `negative_prompts` and `seeds` hold one entry per picture of the batch, in the order of the result; `row`
-    is this picture's place in it (None: all of them). The whole batch is kept because only the same batch is bit-equal
+    is this picture's place in it (None: all of them). `unexpanded` are the prompts as they were before a language model
+    rewrote them. The whole batch is kept because only the same batch is bit-equal
     when run again. Sizes are pixels.
 
     `weights` maps each file to its sha256; `sampler` and `guidance` are objects as `describe` puts them; `path`,
@@ -75,6 +77,7 @@ class Manifest:
     attention: str
     threads: int
     row: int | None = None
+    unexpanded: tuple[str, ...] | None = None
 
     @classmethod
     def build(
@@ -97,6 +100,7 @@ class Manifest:
         dtype: Dtype,
         device: Device,
         attention: str,
+        unexpanded: Sequence[str] | None = None,
     ) -> Self:
         """A manifest of this process: versions and threads are filled in, `sampler` and `guidance` described.
 
@@ -127,6 +131,7 @@ class Manifest:
             device=str(device),
             attention=attention,
             threads=torch.get_num_threads(),
+            unexpanded=None if unexpanded is None else tuple(unexpanded),
         )
 
     def for_row(self, row: int) -> Self:
@@ -168,7 +173,7 @@ class Manifest:
         Raises:
             ValueError: not such JSON, written by a later format, or with missing or unknown entries.
         """
-        entries = _entries(text)
+        entries = dict.fromkeys(_LATER) | _entries(text)
         names = {field.name for field in dataclasses.fields(cls)}
         missing, unknown = sorted(names - set(entries)), sorted(set(entries) - names - {"prompt", "seed"})
         if missing or unknown:

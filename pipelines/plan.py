@@ -33,7 +33,8 @@ class Plan:
     number).
 
     `schedule` is what is run of `full_schedule`: its end where `strength` is below 1, None where it is 0.
-    `negative_prompts` are None where the guidance needs none.
+    `negative_prompts` are None where the guidance needs none; `unexpanded` are the prompts before a language model
+    rewrote them, None where none did.
     """
 
     width: int
@@ -49,6 +50,7 @@ class Plan:
     strength: float | None
     output_type: OutputType
     warnings: tuple[str, ...]
+    unexpanded: tuple[str, ...] | None = None
 
     @property
     def num_images(self) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ FAMILY = "plate"
 WEIGHTS = ("denoiser.safetensors", "vae.safetensors", "language.safetensors")
 FILES = ("config.json", "tokenizer.json", *WEIGHTS)
 PREVIEW = ("preview.weight", "preview.bias")
-MAY_BE_ZERO = ("layer", "text_layers", "frame_offset", "encoder_blocks", "decoder_blocks")
+MAY_BE_ZERO = ("layer", "text_layers", "frame_offset", "encoder_blocks", "decoder_blocks", "norm_offset")
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
@@ -226,10 +227,16 @@ def _part(config: Mapping[str, Any], name: str, kind: type[Config]) -> Config:
 
 
 def _is_a(value: object, hint: Any) -> bool:
-    """Whether a value is of the type of a config's field: a plain class, or a tuple of so many."""
+    """Whether a value is of the type of a config's field: a plain class, None, one of some words, or a tuple."""
+    if isinstance(hint, UnionType):
+        return any(_is_a(value, kind) for kind in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
     if get_origin(hint) is tuple:
-        kinds = get_args(hint)
-        return isinstance(value, tuple) and [type(each) for each in cast(tuple[object, ...], value)] == list(kinds)
+        kinds, found = get_args(hint), cast(tuple[object, ...], value) if isinstance(value, tuple) else None
+        if found is not None and kinds[-1] is Ellipsis:
+            return all(type(each) is kinds[0] for each in found)
+        return found is not None and [type(each) for each in found] == list(kinds)
     return type(value) is hint or (hint is float and type(value) is int)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..denoisers.base import Conditioning, Prompt
 from ..denoisers.guidance import Guidance
+from ..language.expansion import PromptExpander
 from ..schedulers.base import Sampler, Schedule
 from .arguments import ImageArguments, check_names
 from .result import OUTPUT_TYPES, OutputType
@@ -42,6 +43,7 @@ class Request:
     - `latents` [N, C, F, h, w] or [N, C, h, w]: standard normal initial noise instead of drawing it.
     - `sigmas`: falling noise levels, or `schedule`, an object; `sampler`: an object or a name.
     - `conditioning`: encoded prompts (`Encoded.conditioning`) instead of `prompt`.
+    - `expand`: a language model that rewrites each prompt first; the manifest keeps both.
     - `output_type`: "pil", "np" (float [N, H, W, 3]), "pt" (float [N, 3, H, W]), both in 0..1, or "latent": nothing is
       decoded.
 
@@ -66,6 +68,7 @@ class Request:
     generator: torch.Generator | Sequence[torch.Generator] | None = None
     seed: int | Sequence[int] | None = None
     conditioning: Prompt | Conditioning | None = None
+    expand: PromptExpander | None = None
     guidance: Guidance | None = None
     sampler: Sampler | str | None = None
     schedule: Schedule | None = None
@@ -147,6 +150,18 @@ def _check_negative(request: Request) -> None:
         raise ValueError(
             f"{len(negative)} negative prompts for {request.num_prompts} prompts; give one for all, or one per prompt"
         )
+
+
+def _check_expand(request: Request) -> None:
+    given = request.expand
+    if given is None:
+        return
+    if not _is_instance(given, PromptExpander):
+        raise ValueError(
+            f"expand is of type {_kind(given)}; it must be a language model (calotype.load_language_model)"
+        )
+    if request.prompt is None:
+        raise ValueError("expand: conditioning is given, so that there is no prompt to rewrite; give one of the two")
 
 
 def _check_counts(request: Request) -> None:
@@ -264,6 +279,7 @@ _LATENT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _CHECKS: tuple[Callable[[Request], None], ...] = (
     _check_counts,
     _check_prompts,
+    _check_expand,
     _check_guidance,
     _check_image,
     _check_seeds,
