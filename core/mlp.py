@@ -1,23 +1,33 @@
 """Feed-forward layers."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020); gate and up are one matrix, gate first."""
 
-    def __init__(self, width: int, hidden: int, *, bias: bool = False) -> None:
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up, for gate and up side by side, gate first: [..., 2 hidden] to [..., hidden]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "silu":
+        return functional.silu(gate) * up
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+class GatedMLP(nn.Module):
+    """down(activation(gate(x)) * up(x)) (Shazeer 2020); gate and up are one matrix, gate first."""
+
+    def __init__(self, width: int, hidden: int, *, bias: bool = False, activation: Activation = "silu") -> None:
         super().__init__()
+        self.activation: Activation = activation
         self.gate_up = nn.Linear(width, 2 * hidden, bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(functional.silu(gate) * up)
+        return self.down(gated(self.gate_up(x), self.activation))
 
 
 class GELUMLP(nn.Module):

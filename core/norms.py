@@ -6,21 +6,26 @@ from torch.nn import functional
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019).
+    """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last axis (Zhang & Sennrich 2019).
 
-    `affine=False` leaves the weight out.
+    `affine=False` leaves the weight out. `offset` is 1 where a checkpoint keeps weights around 0 (Gemma).
     """
 
-    def __init__(self, width: int, *, eps: float = 1e-6, affine: bool = True) -> None:
+    def __init__(self, width: int, *, eps: float = 1e-6, affine: bool = True, offset: float = 0.0) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width)) if affine else None
+        self.offset = offset
+        self.shape = (width,)
+        self.weight = nn.Parameter(torch.ones(width) - offset) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to the same shape and dtype."""
-        h = x.float()
-        h = (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
-        return h if self.weight is None else h * self.weight
+        weight = self.weight
+        if weight is not None and self.offset:
+            return functional.rms_norm(x.float(), self.shape, weight.float() + self.offset, self.eps).to(x.dtype)
+        if weight is None or weight.dtype == x.dtype:
+            return functional.rms_norm(x, self.shape, weight, self.eps)
+        return functional.rms_norm(x, self.shape, None, self.eps) * weight
 
 
 class LayerNorm(nn.Module):

@@ -3,14 +3,16 @@
 Legend: B rows, L tokens, Lc context tokens, D width.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
 
 from .attention.base import AttentionMask, AttentionSelector
 from .modulation import Modulation
+from .moe import Routing
 from .rotary import Rotary
 
 
@@ -23,16 +25,36 @@ class Stream:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionInputs:
+    """Where tokens stand, and what each may see."""
+
+    rotary: Rotary
+    mask: AttentionMask
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockInputs:
     """What the blocks of one evaluation read and never change (a denoiser's `Prepared` gives one per evaluation).
 
     `modulation[i]` holds block i's modulations, one per sublayer, or the whole is empty for unmodulated models.
+    `special[i]` replaces `rotary` and `mask` in block i (sliding windows). `routing`, where given, is told which experts
+    each block used.
     """
 
     rotary: Rotary
     mask: AttentionMask
     attention: AttentionSelector
     modulation: Sequence[Sequence[Modulation]] = ()
+    special: Mapping[int, AttentionInputs] = field(default_factory=dict[int, AttentionInputs])
+    routing: Routing | None = None
+
+    def of(self, i: int) -> AttentionInputs:
+        """The rotary tables and the mask of block `i`."""
+        return self.special.get(i, self._common)
+
+    @cached_property
+    def _common(self) -> AttentionInputs:
+        return AttentionInputs(rotary=self.rotary, mask=self.mask)
 
 
 class Cache(Protocol):

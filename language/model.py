@@ -3,7 +3,7 @@
 Legend: B rows, L tokens, D width, V vocabulary.
 """
 
-from dataclasses import dataclass
+import dataclasses
 
 import torch
 from torch import Tensor, nn
@@ -11,49 +11,17 @@ from torch.nn import functional
 
 from ..core.attention.base import AttentionMask, AttentionSelector
 from ..core.attention.registry import attention_selector
-from ..core.blocks.decoder import DecoderBlock, DecoderConfig
+from ..core.blocks.decoder import DecoderBlock
 from ..core.kv_cache import ContiguousKVCache
+from ..core.moe import Routing
 from ..core.norms import RMSNorm
-from ..core.rotary import RotaryConfig, rotary_table
-from ..core.stream import BlockInputs, Cache, NoCache, Stream, run_blocks
+from ..core.rotary import rotary_table
+from ..core.stream import AttentionInputs, BlockInputs, Cache, NoCache, Stream, run_blocks
+from .config import LanguageModelConfig
+
+__all__ = ["LanguageModel", "LanguageModelConfig"]
 
 _EMBEDDING_STD = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class LanguageModelConfig:
-    """Sizes of a decoder language model; rotary embedding is by halves over one axis."""
-
-    vocab_size: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    hidden: int
-    norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    qk_norm: bool = False
-    context_length: int = 2048
-    tie_embeddings: bool = True
-
-    @property
-    def block(self) -> DecoderConfig:
-        """The sizes of one block."""
-        return DecoderConfig(
-            width=self.width,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_width=self.head_width,
-            hidden=self.hidden,
-            norm_eps=self.norm_eps,
-            qk_norm=self.qk_norm,
-        )
-
-    @property
-    def rotary(self) -> RotaryConfig:
-        """The rotary embedding's settings."""
-        return RotaryConfig(axes=(self.head_width,), theta=self.rope_theta, pairing="half")
 
 
 class LanguageModel(nn.Module):
@@ -64,9 +32,11 @@ class LanguageModel(nn.Module):
         self.config = config
         self.attention = attention or attention_selector()
         self.embedding = nn.Embedding(config.vocab_size, config.width)
-        self.blocks = nn.ModuleList(DecoderBlock(config.block) for _ in range(config.layers))
-        self.norm = RMSNorm(config.width, eps=config.norm_eps)
+        self.blocks = nn.ModuleList(DecoderBlock(config.block(i)) for i in range(config.layers))
+        self.norm = RMSNorm(config.width, eps=config.norm_eps, offset=config.norm_offset)
         self.head = None if config.tie_embeddings else nn.Linear(config.width, config.vocab_size, bias=False)
+        self._full = [i for i in range(config.layers) if not config.is_sliding(i)]
+        self._sliding = [i for i in range(config.layers) if config.is_sliding(i)]
         self._initialise()
 
     def hidden_states(self, ids: Tensor, lengths: Tensor, *, layer: int, normed: bool) -> Tensor:
@@ -77,53 +47,107 @@ class LanguageModel(nn.Module):
         """
         if not 0 <= layer <= self.config.layers:
             raise ValueError(f"layer is {layer}; this model has layers 0 to {self.config.layers}")
-        x = self._from_nothing(ids, layer)
+        x = self._run(ids, layer, None, None)
         x = self.norm(x) if normed else x
         valid = torch.arange(ids.shape[1], device=ids.device) < lengths.to(ids.device)[:, None]
         return torch.where(valid[..., None], x, torch.zeros_like(x))
 
-    def logits(self, ids: Tensor, *, cache: ContiguousKVCache | None = None, counts: Tensor | None = None) -> Tensor:
+    def logits(
+        self,
+        ids: Tensor,
+        *,
+        cache: ContiguousKVCache | None = None,
+        counts: Tensor | None = None,
+        last_only: bool = False,
+        routing: Routing | None = None,
+    ) -> Tensor:
         """Logits [B, L, V] of the token after each of `ids` [B, L] int64 (rows padded at the end).
 
         With a `cache`, `ids` follow what it holds, and it then holds the first `counts[b]` [B] of row b's too (default:
-        all L).
+        all L). `last_only` gives those after each row's last real token alone, [B, 1, V]. `routing` is told which
+        experts were used.
 
         Raises:
             ValueError: more tokens than the context length.
         """
-        if cache is None:
-            return self._head(self._from_nothing(ids, self.config.layers))
-        self._check_fits(int(cache.lengths.max()) + ids.shape[1])
-        x = self._run(ids, self.config.layers, cache, cache.positions(ids.shape[1]), cache.mask())
-        cache.advance([ids.shape[1]] * len(ids) if counts is None else counts)
-        return self._head(x)
+        num_new = ids.shape[1]
+        x = self._run(ids, self.config.layers, cache, routing)
+        if cache is not None:
+            cache.advance([num_new] * len(ids) if counts is None else counts)
+        return self._head(_last(x, counts) if last_only else x)
 
     def forward(self, ids: Tensor) -> Tensor:
         """`logits(ids)`."""
         return self.logits(ids)
 
-    def _run(self, ids: Tensor, layer: int, cache: Cache, positions: Tensor, mask: AttentionMask) -> Tensor:
-        rotary = rotary_table(self.config.rotary, positions)
-        prepared = BlockInputs(rotary=rotary, mask=mask, attention=self.attention)
-        return run_blocks(list(self.blocks)[:layer], Stream(x=self.embedding(ids)), prepared, cache).x
+    def _run(self, ids: Tensor, layer: int, cache: ContiguousKVCache | None, routing: Routing | None) -> Tensor:
+        num_new = ids.shape[1]
+        num_past = 0 if cache is None else int(cache.lengths.max())
+        if num_past + num_new > self.config.context_length:
+            context = self.config.context_length
+            raise ValueError(f"{num_past + num_new} tokens do not fit; the context length is {context}")
+        common, special = self._attention_inputs(ids, cache)
+        prepared = BlockInputs(
+            rotary=common.rotary, mask=common.mask, attention=self.attention, special=special, routing=routing
+        )
+        keep: Cache = NoCache() if cache is None else cache
+        blocks = [*self.blocks][:layer]
+        return run_blocks(blocks, Stream(x=self._embed(ids)), prepared, keep).x
+
+    def _attention_inputs(
+        self, ids: Tensor, cache: ContiguousKVCache | None
+    ) -> tuple[AttentionInputs, dict[int, AttentionInputs]]:
+        """What most blocks read, and what sliding ones beside full ones do."""
+        num_new = ids.shape[1]
+        positions = torch.arange(num_new)[:, None] if cache is None else cache.positions(num_new)
+        positions = positions.to(ids.device)
+
+        def inputs(layers: list[int]) -> AttentionInputs:
+            is_local = layers is self._sliding
+            mask = AttentionMask(causal=True) if cache is None else cache.mask(layers[0], num_new)
+            rotary = self.config.local_rotary if is_local else self.config.rotary
+            return AttentionInputs(
+                rotary=rotary_table(rotary, positions), mask=_narrowed(mask, self.config.window) if is_local else mask
+            )
+
+        if not self._sliding:
+            return inputs(self._full), {}
+        sliding = inputs(self._sliding)
+        if not self._full:
+            return sliding, {}
+        return inputs(self._full), dict.fromkeys(self._sliding, sliding)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        if self.config.embedding_scale == 1:
+            return x
+        return x * torch.tensor(self.config.embedding_scale, dtype=x.dtype).item()  # rounded as the weights are
 
     def _head(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         return functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
-    def _from_nothing(self, ids: Tensor, layer: int) -> Tensor:
-        self._check_fits(ids.shape[1])
-        positions = torch.arange(ids.shape[1], device=ids.device)[:, None]
-        return self._run(ids, layer, NoCache(), positions, AttentionMask(causal=True))
-
-    def _check_fits(self, num_tokens: int) -> None:
-        if num_tokens > self.config.context_length:
-            raise ValueError(f"{num_tokens} tokens do not fit; the context length is {self.config.context_length}")
-
     def _initialise(self) -> None:
         """Normal weights of 0.02; what is added to the residual stream is smaller by sqrt(2 layers) (GPT-2)."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2 and not parameter.is_meta:
-                into_stream = name.endswith(("attention.output.weight", "mlp.down.weight"))
+                into_stream = name.endswith(("attention.output.weight", "mlp.down.weight", "mlp.down"))
                 std = _EMBEDDING_STD / (2 * self.config.layers) ** 0.5 if into_stream else _EMBEDDING_STD
                 nn.init.normal_(parameter, std=std)
+
+
+def _narrowed(mask: AttentionMask, window: int | None) -> AttentionMask:
+    """A sliding layer's mask: a cache that keeps all tokens does not know the window; one that knows it has set it, or
+    gives only keys that every query sees.
+    """
+    if not mask.causal or mask.window is not None:
+        return mask
+    return dataclasses.replace(mask, window=window)
+
+
+def _last(x: Tensor, counts: Tensor | None) -> Tensor:
+    """The states of each row's last real token, [B, L, D] to [B, 1, D]; `counts` [B] real ones (None: all)."""
+    if counts is None:
+        return x[:, -1:]
+    last = counts.to(x.device).clamp(min=1) - 1
+    return x[torch.arange(len(x), device=x.device), last][:, None]

@@ -17,7 +17,8 @@ class AttentionMask:
     """Which keys each query sees. Conditions add up; without any, every query sees every key.
 
     `causal`: query n stands at place `query_offset` + n and sees the keys up to its own place. The offset is one
-    number, or [B] int64 where rows differ (a ragged batch that continues from a cache). `key_lengths` [B] int64: row b
+    number, or [B] int64 where rows differ (a ragged batch that continues from a cache). `window`, with `causal` only: of
+    these, the last `window` keys (a query at place p sees the places over p - window). `key_lengths` [B] int64: row b
     sees its first `key_lengths[b]` keys. A query that sees no key at all gets zeros from every backend, never NaN. The
     tensors must not be changed afterwards.
     """
@@ -25,8 +26,11 @@ class AttentionMask:
     causal: bool = False
     query_offset: int | Tensor = 0
     key_lengths: Tensor | None = None
+    window: int | None = None
 
     def __post_init__(self) -> None:
+        if self.window is not None and (self.window < 1 or not self.causal):
+            raise ValueError(f"window is {self.window}; it must be at least 1, and the mask causal")
         if isinstance(self.query_offset, int) and self.query_offset < 0:
             raise ValueError(f"query_offset is {self.query_offset}; it must be at least 0")
         for name, value in (("query_offset", self.query_offset), ("key_lengths", self.key_lengths)):
@@ -41,15 +45,24 @@ class AttentionMask:
 
     def is_causal_at_end(self, num_queries: int, num_keys: int) -> bool:
         """Whether this is the causal mask alone, with the queries standing at the last of the keys in every row."""
-        at_end = isinstance(self.query_offset, int) and self.query_offset + num_queries == num_keys
-        return self.causal and self.key_lengths is None and at_end
+        if not self.causal or self.key_lengths is not None or self._has_effective_window(num_queries):
+            return False
+        return isinstance(self.query_offset, int) and self.query_offset + num_queries == num_keys
+
+    def sees_all(self, num_queries: int, num_keys: int) -> bool:
+        """Whether every query sees every key, as far as that is known without reading tensors."""
+        if self.key_lengths is not None:
+            return False
+        if not self.causal:
+            return True
+        return self._every_query_is_past(num_keys) and not self._has_effective_window(num_queries)
 
     def dense(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
         """The mask as booleans (True: seen), [B or 1, 1, L or 1, Lk], or None where nothing is masked.
 
         It is kept for repeated calls.
         """
-        if self.is_full:
+        if self.sees_all(num_queries, num_keys):
             return None
         key = (num_queries, num_keys, device)
         if key not in self._dense:
@@ -63,9 +76,13 @@ class AttentionMask:
     def _build(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
         keys = torch.arange(num_keys, device=device)
         mask: Tensor | None = None
-        if self.causal and not self._every_query_is_past(num_keys):
-            queries = torch.arange(num_queries, device=device) + self._row_offsets(device)
-            mask = (keys <= queries[..., None])[:, None]
+        windowed = self._has_effective_window(num_queries)
+        if self.causal and (windowed or not self._every_query_is_past(num_keys)):
+            queries = (torch.arange(num_queries, device=device) + self._row_offsets(device))[..., None]
+            mask = keys <= queries
+            if self.window is not None and windowed:
+                mask &= keys > queries - self.window
+            mask = mask[:, None]
         if self.key_lengths is not None:
             in_row = (keys < self.key_lengths.to(device)[:, None])[:, None, None]
             mask = in_row if mask is None else mask & in_row
@@ -73,6 +90,12 @@ class AttentionMask:
 
     def _every_query_is_past(self, num_keys: int) -> bool:
         return isinstance(self.query_offset, int) and self.query_offset >= num_keys - 1
+
+    def _has_effective_window(self, num_queries: int) -> bool:
+        """Whether the window may hide a key from the last query."""
+        if self.window is None:
+            return False
+        return isinstance(self.query_offset, Tensor) or self.query_offset + num_queries > self.window
 
     def _row_offsets(self, device: torch.device) -> Tensor:
         """[B or 1, 1]."""

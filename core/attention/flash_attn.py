@@ -61,6 +61,8 @@ def _refuses_mask(call: AttentionCall) -> str | None:
     mask: AttentionMask = call.mask
     if mask.is_full or mask.is_causal_at_end(call.queries.shape[2], call.keys.shape[2]):
         return None
+    if mask.window is not None:
+        return "a sliding window is not supported"
     if mask.causal and mask.key_lengths is not None:
         return "key lengths together with a causal mask are not supported"
     if mask.causal:

@@ -89,9 +89,10 @@ def _build(mask: AttentionMask, rows: int, num_queries: int, num_keys: int, devi
 
     offset = mask.query_offset if mask.causal else num_keys
     offsets = (offset if isinstance(offset, Tensor) else torch.tensor(offset)).to(device).expand(rows)
+    hidden = torch.full_like(offsets, -num_queries) if mask.window is None else offsets - mask.window
     lengths = (torch.tensor(num_keys) if mask.key_lengths is None else mask.key_lengths).to(device).expand(rows)
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query + offsets[b]) & (key < lengths[b])
+        return (key <= query + offsets[b]) & (key > query + hidden[b]) & (key < lengths[b])
 
     return create_block_mask(seen, rows, None, num_queries, num_keys, device=device)

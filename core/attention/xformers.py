@@ -31,6 +31,8 @@ class XFormersAttention:
             return f"head width {width} is not a multiple of 8"
         if mask.key_lengths is not None:
             return "key lengths are not supported"
+        if mask.window is not None and not mask.is_causal_at_end(call.queries.shape[2], call.keys.shape[2]):
+            return "a sliding window is not supported"
         if mask.causal and not mask.is_causal_at_end(call.queries.shape[2], call.keys.shape[2]):
             return "a causal offset is supported only where the queries are the last of the keys, alike in all rows"
         return None

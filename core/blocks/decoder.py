@@ -5,24 +5,24 @@ Legend: B rows, L tokens, H query heads, Hkv key/value heads, D width, Dh width 
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from ..attention.base import AttentionCall
-from ..mlp import SwiGLU
-from ..modulation import Modulation, Unmodulated
+from ..mlp import Activation, GatedMLP
+from ..moe import ExpertsConfig, MixtureOfExperts
 from ..norms import RMSNorm
 from ..rotary import apply_rotary
 from ..stream import BlockInputs, Cache, Stream
-
-_UNMODULATED = (Unmodulated(), Unmodulated())
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """Sizes of one block.
 
-    `qk_norm` normalises each head's queries and keys; `sandwich` also normalises each sublayer's output; `qkv_bias`
-    adds the only bias there is.
+    `qk_norm` normalises each head's queries and keys; `sandwich` also normalises each sublayer's output; norms multiply
+    by weight + `norm_offset`; `qkv_bias` adds the only bias there is; scores are multiplied by `attention_scale` (None:
+    head_width^-0.5); `experts` replace the MLP.
     """
 
     width: int
@@ -31,9 +31,13 @@ class DecoderConfig:
     head_width: int
     hidden: int
     norm_eps: float = 1e-6
+    norm_offset: float = 0.0
     qk_norm: bool = False
     sandwich: bool = False
     qkv_bias: bool = False
+    activation: Activation = "silu"
+    attention_scale: float | None = None
+    experts: ExpertsConfig | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -41,28 +45,48 @@ class DecoderConfig:
                 f"{self.heads} heads cannot share {self.kv_heads} key/value heads; heads must be a multiple"
             )
 
+    def norm(self, width: int) -> RMSNorm:
+        """A new norm of this block."""
+        return RMSNorm(width, eps=self.norm_eps, offset=self.norm_offset)
+
 
 class DecoderBlock(nn.Module):
-    """x += after(attention(before(norm(x)))), then the same with the MLP."""
+    """x += after(attention(before(norm(x)))), then the same with the MLP or the experts."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        width, eps = config.width, config.norm_eps
-        self.attention_norm = RMSNorm(width, eps=eps)
+        width = config.width
+        self.sandwich = config.sandwich
+        self.attention_norm = config.norm(width)
         self.attention = SelfAttention(config)
-        self.attention_post_norm = RMSNorm(width, eps=eps) if config.sandwich else nn.Identity()
-        self.mlp_norm = RMSNorm(width, eps=eps)
-        self.mlp = SwiGLU(width, config.hidden)
-        self.mlp_post_norm = RMSNorm(width, eps=eps) if config.sandwich else nn.Identity()
+        self.attention_post_norm = config.norm(width) if config.sandwich else nn.Identity()
+        self.mlp_norm = config.norm(width)
+        self.mlp = _feed_forward(config)
+        self.mlp_post_norm = config.norm(width) if config.sandwich else nn.Identity()
 
     def forward(self, stream: Stream, prepared: BlockInputs, cache: Cache, i: int) -> Stream:
         """The stream after this block; `i` is its index in the stack."""
-        around: tuple[Modulation, ...] = tuple(prepared.modulation[i]) if prepared.modulation else _UNMODULATED
         x = stream.x
-        h = self.attention(around[0].before(self.attention_norm(x)), prepared, cache, i)
-        x = x + around[0].after(self.attention_post_norm(h))
-        h = self.mlp(around[1].before(self.mlp_norm(x)))
-        return Stream(x=x + around[1].after(self.mlp_post_norm(h)), context=stream.context)
+        around = prepared.modulation[i] if prepared.modulation else None
+        h = self.attention_norm(x)
+        h = self.attention(h if around is None else around[0].before(h), prepared, cache, i)
+        h = self.attention_post_norm(h) if self.sandwich else h
+        x = x + (h if around is None else around[0].after(h))
+        h = self.mlp_norm(x)
+        h = self._feed(h if around is None else around[1].before(h), prepared, i)
+        h = self.mlp_post_norm(h) if self.sandwich else h
+        return Stream(x=x + (h if around is None else around[1].after(h)), context=stream.context)
+
+    def _feed(self, h: Tensor, prepared: BlockInputs, i: int) -> Tensor:
+        if isinstance(self.mlp, MixtureOfExperts):
+            return self.mlp(h, prepared.routing, i)
+        return self.mlp(h)
+
+
+def _feed_forward(config: DecoderConfig) -> GatedMLP | MixtureOfExperts:
+    if config.experts is not None:
+        return MixtureOfExperts(config.width, config.experts, activation=config.activation)
+    return GatedMLP(config.width, config.hidden, activation=config.activation)
 
 
 class SelfAttention(nn.Module):
@@ -71,22 +95,24 @@ class SelfAttention(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.widths = [n * config.head_width for n in (config.heads, config.kv_heads, config.kv_heads)]
-        self.qkv = nn.Linear(config.width, sum(self.widths), bias=config.qkv_bias)
-        self.output = nn.Linear(self.widths[0], config.width, bias=False)
-        self.query_norm = RMSNorm(config.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
-        self.key_norm = RMSNorm(config.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.heads = [config.heads, config.kv_heads, config.kv_heads]
+        self.scale = config.head_width**-0.5 if config.attention_scale is None else config.attention_scale
+        self.qkv = nn.Linear(config.width, sum(self.heads) * config.head_width, bias=config.qkv_bias)
+        self.output = nn.Linear(config.heads * config.head_width, config.width, bias=False)
+        self.query_norm = config.norm(config.head_width) if config.qk_norm else nn.Identity()
+        self.key_norm = config.norm(config.head_width) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
         """[B, L, D] to [B, L, D]."""
-        queries, keys, values = (self._heads(part) for part in self.qkv(x).split(self.widths, dim=-1))
-        queries = apply_rotary(self.query_norm(queries), prepared.rotary)
-        keys = apply_rotary(self.key_norm(keys), prepared.rotary)
-        keys, values = cache.update(i, keys, values)
-        call = AttentionCall(
-            queries=queries, keys=keys, values=values, mask=prepared.mask, scale=self.config.head_width**-0.5
-        )
-        return self.output(prepared.attention(call).transpose(1, 2).flatten(2))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.config.head_width)).transpose(1, 2)
+        rows, length, _ = x.shape
+        here = prepared.of(i)
+        heads = self.qkv(x).view(rows, length, -1, self.config.head_width).transpose(1, 2)
+        num_turned = self.heads[0] + self.heads[1]
+        turned = heads[:, :num_turned]  # queries and keys turn together
+        if self.config.qk_norm:
+            queries, keys = turned.split(self.heads[:2], dim=1)
+            turned = torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=1)
+        queries, keys = apply_rotary(turned, here.rotary).split(self.heads[:2], dim=1)
+        keys, values = cache.update(i, keys, heads[:, num_turned:])
+        call = AttentionCall(queries=queries, keys=keys, values=values, mask=here.mask, scale=self.scale)
+        return self.output(prepared.attention(call).transpose(1, 2).reshape(rows, length, -1))

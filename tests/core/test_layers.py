@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from calotype.core.mlp import GELUMLP, SwiGLU
+from calotype.core.mlp import GELUMLP, GatedMLP
 from calotype.core.modulation import Modulation, ScaleGate, ShiftScaleGate, Unmodulated
 from calotype.core.norms import LayerNorm, RMSNorm
 
@@ -50,14 +50,14 @@ def test_statistics_are_taken_in_float32(norm: type[RMSNorm] | type[LayerNorm]) 
     torch.testing.assert_close(out.float(), norm(512)(x.float()), rtol=2e-3, atol=2e-3)
 
 
-def test_swiglu_has_the_gate_first() -> None:
-    mlp = SwiGLU(4, 6, bias=True)
+def test_the_gated_mlp_has_the_gate_first() -> None:
+    mlp = GatedMLP(4, 6, bias=True)
     randomise(mlp)
     x = torch.randn(2, 3, 4)
     gate, up = (x @ mlp.gate_up.weight.T + mlp.gate_up.bias).split(6, dim=-1)
     expected = (gate / (1 + torch.exp(-gate)) * up) @ mlp.down.weight.T + mlp.down.bias
     torch.testing.assert_close(mlp(x), expected)
-    assert [name for name, _ in SwiGLU(4, 6).named_parameters()] == ["gate_up.weight", "down.weight"]
+    assert [name for name, _ in GatedMLP(4, 6).named_parameters()] == ["gate_up.weight", "down.weight"]
 
 
 def test_gelu_mlp_exact_and_approximate() -> None:
