@@ -1,6 +1,7 @@
-"""Safetensors files on disk: which files a name stands for, what they hold, and whether they are what they claim to be.
+"""Weights files on disk: which files a name stands for, what they hold, and whether they are what they claim to be.
 
-Only headers and sizes are read here, so a wrong file is refused before anything is allocated.
+Safetensors and GGUF (by the name's ending) make one list of tensors. Only headers and sizes are read here, so a wrong
+file is refused before anything is allocated.
 """
 
 import hashlib
@@ -16,8 +17,23 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
+from .gguf_file import GGUFFile
+from .row_operations import Shape
+from .stored_tensor import StoredTensor
+
+__all__ = [
+    "DTYPES",
+    "Files",
+    "Header",
+    "Shape",
+    "StoredTensor",
+    "file_digest",
+    "read_checkpoint",
+    "read_header",
+    "resolve_files",
+]
+
 Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-Shape: TypeAlias = tuple[int, ...]
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -36,7 +52,7 @@ DTYPES: dict[str, torch.dtype] = {
 """Storage formats by their name in a safetensors header."""
 
 _MAX_HEADER_BYTES = 100_000_000
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.(?P<kind>safetensors|gguf)")
 _PICKLED = "pickled weights are never loaded, convert them to safetensors"
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "is a git-lfs pointer, not the file it points to; fetch it with `git lfs pull`"),
@@ -45,7 +61,7 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\x80\x03", f"is a Python pickle; {_PICKLED}"),
     (b"\x80\x04", f"is a Python pickle; {_PICKLED}"),
     (b"\x80\x05", f"is a Python pickle; {_PICKLED}"),
-    (b"GGUF", "is a GGUF file"),
+    (b"GGUF", "is a GGUF file; its name must end in .gguf"),
     (b"\x89HDF", "is an HDF5 file"),
     (b"\x89PNG", "is a PNG picture"),
     (b"\xff\xd8\xff", "is a JPEG picture"),
@@ -53,18 +69,6 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"<", "is a web page or XML, perhaps the error page of a failed download"),
     (b"{", "is JSON text"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTensor:
-    """One tensor of a file: its storage format, shape, and place in bytes after the header."""
-
-    name: str
-    file: Path
-    dtype: torch.dtype
-    shape: Shape
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +83,14 @@ class Header:
 def read_checkpoint(files: Files) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint by name, from the headers alone.
 
-    `files` is a safetensors file, an index (`*.safetensors.index.json`), a folder that holds either, or several of
-    these. Raises FileNotFoundError for a missing file or shard; ValueError for a file that is not whole safetensors, a
-    tensor that an index promises but no shard holds, or a name that occurs twice.
+    `files` is a safetensors or `.gguf` file, an index (`*.safetensors.index.json`), a folder that holds safetensors or
+    an index, or several of these. Raises FileNotFoundError for a missing file or shard; ValueError for a file that is
+    not whole, a format that cannot be read, a tensor that an index promises but no shard holds, or a name that occurs
+    twice.
     """
     tensors: dict[str, StoredTensor] = {}
     for file in resolve_files(files):
-        for name, tensor in read_header(file).tensors.items():
+        for name, tensor in _tensors(file).items():
             if name in tensors:
                 raise ValueError(f"{file} and {tensors[name].file} both hold a tensor {name!r}")
             tensors[name] = tensor
@@ -140,6 +145,10 @@ def file_digest(path: str | os.PathLike[str]) -> str:
         raise FileNotFoundError(f"no file {Path(path)}")
     with Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _tensors(file: Path) -> Mapping[str, StoredTensor]:
+    return GGUFFile(file).tensors if file.suffix == ".gguf" else read_header(file).tensors
 
 
 def _header_length(path: Path, start: bytes, size: int) -> int:
@@ -245,6 +254,6 @@ def _check_shard_numbers(files: tuple[Path, ...]) -> None:
         if match is None:
             continue
         for number in range(1, int(match["total"]) + 1):
-            sibling = file.with_name(f"{match['stem']}-{number:05d}-of-{match['total']}.safetensors")
+            sibling = file.with_name(f"{match['stem']}-{number:05d}-of-{match['total']}.{match['kind']}")
             if sibling not in files:
                 raise FileNotFoundError(f"{file.name} is one of {match['total']} shards; {sibling} is missing")

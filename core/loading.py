@@ -1,7 +1,8 @@
-"""Weights from safetensors files into a module, and back.
+"""Weights from safetensors or GGUF files into a module, and to safetensors.
 
-Loading streams: each parameter is allocated once, in its final format and place, and its parts are copied straight
-from the mapped file. Anonymous memory at the peak is the weights alone (plus one part, cast, on its way to a device).
+Loading streams: each parameter is allocated once, in its final format and place, and its parts are copied, or
+dequantised, straight from the mapped file. Anonymous memory at the peak is the weights alone (plus one part, cast, on
+its way to a device).
 """
 
 import json
@@ -59,12 +60,12 @@ def load_weights(
     """Gives a module, usually built on the meta device, the weights of a checkpoint.
 
     Floating parameters and buffers become `dtype` (None: as the module declares them); others keep their type. `files`
-    is a safetensors file, an index, a folder, or several; `key_map` None means our own names. Parameters whose name
-    `hoisted` accepts are checked but left as they are, to be read through a `WeightSource`. Everything is checked
-    before anything is allocated, and the module changes only when all was read.
+    is a safetensors or `.gguf` file, an index, a folder, or several; `key_map` None means our own names. Parameters
+    whose name `hoisted` accepts are checked but left as they are, to be read through a `WeightSource`. Everything is
+    checked before anything is allocated, and the module changes only when all was read.
 
-    Raises FileNotFoundError for a missing file or shard, ValueError for a file that is not whole safetensors or does
-    not fit the module in names, shapes or kinds of number.
+    Raises FileNotFoundError for a missing file or shard, ValueError for a file that is not whole, is in a format that
+    cannot be read, or does not fit the module in names, shapes or kinds of number.
     """
     weights = named_weights(module)
     _check_other_buffers(module, weights)

@@ -1,20 +1,23 @@
 """Weights read on demand from mapped files, for parameters that are loaded once or never resident.
 
-The anonymous memory of a read is the result alone: parts are copied, and cast, straight from the mapped file into
-their rows.
+The anonymous memory of a read is the result alone: parts are copied, and cast or dequantised, straight from the mapped
+file into their rows. Quantised rows that a key map reorders are copied once more, still packed.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .checkpoint import Files, StoredTensor, read_checkpoint
-from .key_map import Fill, KeyMap, named_weights
-from .row_operations import Shape, apply_view
+from .gguf_file import map_bytes, stored_view
+from .key_map import Fill, KeyMap, PlacedPart, named_weights
+from .ops.dequantise import dequantise, dequantise_into
+from .row_operations import Operation, Reshape, Shape, apply_view
 
 
 class WeightSource:
@@ -24,7 +27,7 @@ class WeightSource:
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor], fills: Mapping[str, Fill]) -> None:
-        """Opens the files of `tensors`. Raises ValueError if one is not safetensors."""
+        """Opens the files of `tensors`. Raises ValueError if one is not what its name says."""
         self._tensors = dict(tensors)
         self._fills = dict(fills)
         self._files = {tensor.file: _open(tensor.file) for tensor in self._tensors.values()}
@@ -60,7 +63,7 @@ class WeightSource:
         return self._fill(name).shape
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        """The format of one parameter (of its first part) in its file."""
+        """The format of one parameter (of its first part) in its file; float32 for quantised ones."""
         return self._tensors[self._fill(name).parts[0].source].dtype
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
@@ -69,8 +72,7 @@ class WeightSource:
         result = torch.empty(fill.shape, dtype=dtype or self.stored_dtype(name), device=device)
         for part in fill.parts:
             rows = result if len(fill.parts) == 1 else result[part.start : part.stop]
-            view = apply_view(part.operations, self._map(part.source))
-            rows.view(view.shape).copy_(view)
+            self._copy(part, rows)
         return result
 
     def close(self) -> None:
@@ -90,18 +92,63 @@ class WeightSource:
             raise ValueError(f"no weight {name!r}; known are {len(self._fills)}: {', '.join([*self._fills][:3])}, ...")
         return self._fills[name]
 
-    def _map(self, key: str) -> Tensor:
-        file = self._tensors[key].file
-        if file not in self._files:
-            raise ValueError(f"cannot read {key!r}: the weight source of {file} is closed")
-        return self._files[file].get_tensor(key)
+    def _copy(self, part: PlacedPart, rows: Tensor) -> None:
+        """Puts a part into its rows of a parameter."""
+        tensor = self._tensors[part.source]
+        if tensor.file not in self._files:
+            raise ValueError(f"cannot read {part.source!r}: the weight source of {tensor.file} is closed")
+        stored, operations = self._files[tensor.file].view(tensor), part.operations
+        if tensor.blocks is not None and _keep_rows_whole(operations, tensor.shape):
+            packed = apply_view(_without_last_reshapes(operations), stored)
+            dequantise_into(tensor.blocks, packed.to(rows.device), rows)
+            return
+        view = apply_view(operations, stored if tensor.blocks is None else dequantise(tensor.blocks, stored))
+        rows.view(view.shape).copy_(view)
 
 
-def _open(file: object) -> safe_open:
-    try:
-        return safe_open(file, framework="pt")
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a valid safetensors file: {error}") from error
+class _OpenFile(Protocol):
+    """A mapped file."""
+
+    def view(self, tensor: StoredTensor) -> Tensor:
+        """A tensor as it is stored: plain values, or packed rows [..., bytes] uint8."""
+        ...
+
+
+class _OpenSafetensors:
+    def __init__(self, file: Path) -> None:
+        try:
+            self._file = safe_open(file, framework="pt")
+        except SafetensorError as error:
+            raise ValueError(f"{file} is not a valid safetensors file: {error}") from error
+
+    def view(self, tensor: StoredTensor) -> Tensor:
+        return self._file.get_tensor(tensor.name)
+
+
+class _OpenGGUF:
+    def __init__(self, file: Path) -> None:
+        self._bytes = map_bytes(file)
+
+    def view(self, tensor: StoredTensor) -> Tensor:
+        return stored_view(tensor, self._bytes)
+
+
+def _open(file: Path) -> _OpenFile:
+    return _OpenGGUF(file) if file.suffix == ".gguf" else _OpenSafetensors(file)
+
+
+def _keep_rows_whole(operations: tuple[Operation, ...], shape: Shape) -> bool:
+    """Whether operations pick and order whole rows, so that they can be done on packed ones."""
+    kept = _without_last_reshapes(operations)
+    return len(shape) > 1 and not any(isinstance(operation, Reshape) for operation in kept)
+
+
+def _without_last_reshapes(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """The operations that may change the order of the values."""
+    count = len(operations)
+    while count and isinstance(operations[count - 1], Reshape):
+        count -= 1
+    return operations[:count]
 
 
 def _check_kinds(wanted: torch.dtype, fill: Fill, tensors: Mapping[str, StoredTensor]) -> None:

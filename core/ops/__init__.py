@@ -1,0 +1,1 @@
+"""Kernels, one file per family: a plain torch reference, then the backends."""

@@ -1,0 +1,25 @@
+"""One tensor of a weights file, described before it is read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .ops.dequantise import BlockFormat
+from .row_operations import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """Its storage format, shape, and place in bytes: after the header in safetensors, from the file's begin in GGUF.
+
+    `blocks` is the format of quantised values; `dtype` is then float32, what they stand for.
+    """
+
+    name: str
+    file: Path
+    dtype: torch.dtype
+    shape: Shape
+    start: int
+    stop: int
+    blocks: BlockFormat | None = None
