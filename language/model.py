@@ -12,7 +12,7 @@ from torch.nn import functional
 from ..core.attention.base import AttentionMask, AttentionSelector
 from ..core.attention.registry import attention_selector
 from ..core.blocks.decoder import DecoderBlock
-from ..core.kv_cache import ContiguousKVCache
+from ..core.kv_cache import KVCache
 from ..core.moe import Routing
 from ..core.norms import RMSNorm
 from ..core.rotary import rotary_table
@@ -56,7 +56,7 @@ class LanguageModel(nn.Module):
         self,
         ids: Tensor,
         *,
-        cache: ContiguousKVCache | None = None,
+        cache: KVCache | None = None,
         counts: Tensor | None = None,
         last_only: bool = False,
         routing: Routing | None = None,
@@ -80,7 +80,7 @@ class LanguageModel(nn.Module):
         """`logits(ids)`."""
         return self.logits(ids)
 
-    def _run(self, ids: Tensor, layer: int, cache: ContiguousKVCache | None, routing: Routing | None) -> Tensor:
+    def _run(self, ids: Tensor, layer: int, cache: KVCache | None, routing: Routing | None) -> Tensor:
         num_new = ids.shape[1]
         num_past = 0 if cache is None else int(cache.lengths.max())
         if num_past + num_new > self.config.context_length:
@@ -95,7 +95,7 @@ class LanguageModel(nn.Module):
         return run_blocks(blocks, Stream(x=self._embed(ids)), prepared, keep).x
 
     def _attention_inputs(
-        self, ids: Tensor, cache: ContiguousKVCache | None
+        self, ids: Tensor, cache: KVCache | None
     ) -> tuple[AttentionInputs, dict[int, AttentionInputs]]:
         """What most blocks read, and what sliding ones beside full ones do."""
         num_new = ids.shape[1]
@@ -105,10 +105,10 @@ class LanguageModel(nn.Module):
         def inputs(layers: list[int]) -> AttentionInputs:
             is_local = layers is self._sliding
             mask = AttentionMask(causal=True) if cache is None else cache.mask(layers[0], num_new)
+            if is_local:
+                mask = _narrowed(mask, self.config.window, num_new)
             rotary = self.config.local_rotary if is_local else self.config.rotary
-            return AttentionInputs(
-                rotary=rotary_table(rotary, positions), mask=_narrowed(mask, self.config.window) if is_local else mask
-            )
+            return AttentionInputs(rotary=rotary_table(rotary, positions), mask=mask)
 
         if not self._sliding:
             return inputs(self._full), {}
@@ -136,13 +136,18 @@ class LanguageModel(nn.Module):
                 nn.init.normal_(parameter, std=std)
 
 
-def _narrowed(mask: AttentionMask, window: int | None) -> AttentionMask:
-    """A sliding layer's mask: a cache that keeps all tokens does not know the window; one that knows it has set it, or
-    gives only keys that every query sees.
+def _narrowed(mask: AttentionMask, window: int | None, num_new: int) -> AttentionMask:
+    """A sliding layer's mask. A cache made without the window keeps all tokens and does not know it; one that knows it
+    has set it, or gives back only keys that are seen.
     """
-    if not mask.causal or mask.window is not None:
+    if window is None or mask.window is not None:
         return mask
-    return dataclasses.replace(mask, window=window)
+    if mask.causal:
+        return dataclasses.replace(mask, window=window)
+    lengths = mask.key_lengths
+    if num_new > 1 or lengths is None or int(lengths.max()) <= window:
+        return mask
+    return AttentionMask(causal=True, query_offset=lengths - 1, window=window)
 
 
 def _last(x: Tensor, counts: Tensor | None) -> Tensor:

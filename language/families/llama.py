@@ -1,0 +1,30 @@
+"""Llama 2 and 3, SmolLM2 and others of the same architecture (Touvron et al. 2023)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import LanguageModelConfig
+from .base import Entries, Family, plain_config
+from .keys import transformers_key_map
+
+ARCHITECTURES = ("LlamaForCausalLM",)
+MODEL_TYPES = ("llama",)
+GGUF_ARCHITECTURE = "llama"
+KEY_MAP = transformers_key_map
+
+
+def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
+    """The config of transformers' `LlamaConfig` entries."""
+    given = Entries(entries)
+    given.refuse("attention_bias", "mlp_bias")
+    return plain_config(given)
+
+
+FAMILY = Family(
+    name="llama",
+    architectures=ARCHITECTURES,
+    model_types=MODEL_TYPES,
+    gguf_architecture=GGUF_ARCHITECTURE,
+    config=config,
+    key_map=KEY_MAP,
+)
