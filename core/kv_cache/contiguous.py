@@ -1,0 +1,51 @@
+"""The plain key/value cache: all tokens of a row, one after the other.
+
+Legend: B rows, Hkv key/value heads, C tokens that a buffer has room for, Dh width of a head.
+"""
+
+import torch
+
+from .base import check_sizes
+from .rows import RowBuffers
+
+_FIRST_SIZE = 1024
+
+
+class ContiguousKVCache(RowBuffers):
+    """One [B, Hkv, C, Dh] buffer of keys and one of values per block, for up to `capacity` tokens in each row.
+
+    Buffers are made whole up to 1024 tokens, and grow by doubling beyond. With a `window`, a token sees itself and the
+    `window` - 1 before it (all are kept: `RingKVCache` forgets those that no one sees).
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        batch: int,
+        kv_heads: int,
+        head_width: int,
+        capacity: int,
+        window: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_sizes(capacity=capacity, window=1 if window is None else window)
+        super().__init__(
+            layers=layers,
+            batch=batch,
+            kv_heads=kv_heads,
+            head_width=head_width,
+            size=min(capacity, _FIRST_SIZE),
+            window=window,
+            dtype=dtype,
+            device=device,
+        )
+        self.capacity = capacity
+
+    def _make_room(self, num_new: int) -> None:
+        longest = max(self._held)
+        if longest + num_new > self.capacity:
+            raise ValueError(f"{longest} cached + {num_new} new tokens exceed the cache's capacity of {self.capacity}")
+        if longest + num_new > self._size:
+            self._resize(min(self.capacity, max(longest + num_new, 2 * self._size)), self._held)
