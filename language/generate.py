@@ -1,79 +1,61 @@
-"""Token by token: sampling, and the prefill / decode loop over a key/value cache.
+"""Token by token: the prefill / decode loop of one sequence over a key/value cache.
+
+Prefill reads many tokens at once and is bound by compute; decode reads one at a time and is bound by memory.
 
 Legend: B rows (1 here), L tokens, V vocabulary.
 """
 
-import difflib
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import TypedDict
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..core.kv_cache import ContiguousKVCache
+from ..core.kv_cache import ContiguousKVCache, KVCache, LayeredKVCache, RingKVCache
+from ..core.moe import Routing
 from .model import LanguageModel
+from .sampling import Chooser, Sampling, SamplingOptions, draw, sampling_from
+
+__all__ = [
+    "Chosen",
+    "Sampling",
+    "SamplingOptions",
+    "TokenChooser",
+    "cache_for",
+    "check_logits",
+    "draw",
+    "generate_ids",
+    "generate_tokens",
+    "prefill",
+    "room_after",
+    "sampling_from",
+]
+
+PREFILL_CHUNK = 512
 
 
-class SamplingOptions(TypedDict, total=False):
-    """The fields of `Sampling`, by name."""
+class Chosen(Protocol):
+    """What a chooser gives: a token, and whatever else it tells of it."""
 
-    max_tokens: int
-    temperature: float
-    top_k: int | None
-    top_p: float
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How tokens are drawn. Temperature 0 takes the likeliest; else softmax(logits / temperature) over the `top_k`
-    likeliest tokens (None: all), and of these the fewest that hold `top_p` of the probability (Holtzman et al. 2020).
-    """
-
-    max_tokens: int = 64
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, value in (("max_tokens", self.max_tokens), ("top_k", self.top_k or 1), ("seed", self.seed)):
-            if type(value) is not int:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number")
-        for name, value in (("temperature", self.temperature), ("top_p", self.top_p)):
-            if type(value) not in (int, float):
-                raise ValueError(f"{name} is {value!r}; it must be a number")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (the likeliest token) or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; it must be at least 1, or None for all tokens")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must be over 0 and at most 1")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}; it must be from 0 to 2^63 - 1")
+    @property
+    def token_id(self) -> int:
+        """The token."""
+        ...
 
 
-def sampling_from(options: SamplingOptions) -> Sampling:
-    """`Sampling` of options by name.
-
-    Raises:
-        ValueError: an unknown name; the message gives the nearest known one.
-    """
-    known = [field.name for field in fields(Sampling)]
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise ValueError(
-                f"unknown option {name!r}; {f'did you mean {near[0]!r}?' if near else f'known are {known}'}"
-            )
-    return Sampling(**options)
+ChosenT = TypeVar("ChosenT", bound=Chosen)
+_ChosenOut = TypeVar("_ChosenOut", bound=Chosen, covariant=True)
 
 
-@torch.no_grad()
+class TokenChooser(Protocol[_ChosenOut]):
+    """Chooses one request's tokens, one after the other (`sampling.Chooser`)."""
+
+    def choose(self, logits: Tensor) -> _ChosenOut:
+        """The next token, from the finite logits [V] that follow everything so far."""
+        ...
+
+
 def generate_ids(
     model: LanguageModel,
     prompt: Sequence[int],
@@ -82,62 +64,148 @@ def generate_ids(
     stop: Collection[int],
     banned: Collection[int] = (),
 ) -> Iterator[int]:
-    """The tokens that follow `prompt`, each as soon as it is drawn: up to `max_tokens`, to a token of `stop` (given as
-    the last one), or until the context is full. `banned` tokens never come. The prompt runs in one pass, then each
-    token in one of its own.
+    """The ids that follow `prompt` by `sampling`, as `generate_tokens` gives them. `banned` tokens never come."""
+    chooser = Chooser(sampling, prompt, banned=banned)
+    tokens = generate_tokens(model, prompt, chooser, max_tokens=sampling.max_tokens, stop_tokens=stop)
+    return (chosen.token_id for chosen in tokens)
+
+
+def generate_tokens(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    chooser: TokenChooser[ChosenT],
+    *,
+    max_tokens: int,
+    stop_tokens: Collection[int] = (),
+    cache: KVCache | None = None,
+    chunk: int = PREFILL_CHUNK,
+    routing: Routing | None = None,
+) -> Iterator[ChosenT]:
+    """The tokens that follow `prompt`, each as soon as it is chosen: up to `max_tokens`, to one of `stop_tokens` (given
+    as the last one), or until the context is full.
+
+    The prompt is read `chunk` tokens at a time, then each token in a pass of its own; the last one is not read. With a
+    `cache` (of one row), `prompt` follows what it holds, and it then holds what was read; otherwise the generator has
+    its own, which goes when it is closed. `routing` is told which experts were used. Bad arguments are refused here,
+    not at the first token.
 
     Raises:
-        ValueError: an empty prompt, or one that leaves no room in the context.
-        FloatingPointError: logits that are not finite.
+        ValueError: an empty prompt, one that leaves no room in the context, or a number below 1.
+        FloatingPointError: (at the token) logits that are not finite.
     """
-    num_prompt, context = len(prompt), model.config.context_length
-    if not prompt:
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}; it must be at least 1")
+    if chunk < 1:
+        raise ValueError(f"chunk is {chunk}; it must be at least 1")
+    if cache is not None and cache.batch != 1:
+        raise ValueError(f"the cache has {cache.batch} rows; one sequence needs a cache of 1")
+    num_past = 0 if cache is None else int(cache.lengths[0])
+    room = min(max_tokens, room_after(model, len(prompt), num_past=num_past))
+    return _tokens(model, list(prompt), chooser, room, stop_tokens, cache, chunk, routing)
+
+
+def room_after(model: LanguageModel, num_prompt: int, *, num_past: int = 0) -> int:
+    """The number of tokens that the context takes after a prompt that follows `num_past` others.
+
+    Raises:
+        ValueError: no prompt, or no room after it.
+    """
+    context = model.config.context_length
+    if num_prompt < 1:
         raise ValueError("the prompt has no tokens; it needs at least one")
-    if num_prompt >= context:
-        raise ValueError(
-            f"the prompt has {num_prompt} tokens; at most {context - 1} leave room in the context of {context}"
-        )
-    room = min(sampling.max_tokens, context - num_prompt)
-    generator = torch.Generator().manual_seed(sampling.seed)
-    cache, new = _cache(model, num_prompt + room), list(prompt)
-    for index in range(room):
-        ids = torch.tensor([new], device=model.embedding.weight.device)
-        logits = model.logits(ids, cache=cache)[0, -1].float().cpu()
-        if not bool(logits.isfinite().all()):
-            raise FloatingPointError(f"language model: the logits of token {index} are not finite")
-        logits[list(banned)] = -math.inf
-        token = draw(logits, sampling, generator)
-        yield token
-        if token in stop:
-            return
-        new = [token]
+    if num_past + num_prompt >= context:
+        limit = f"at most {context - 1 - num_past} leave room in the context of {context}"
+        past = f" after the {num_past} tokens read before" if num_past else ""
+        raise ValueError(f"the prompt has {num_prompt} tokens; {limit}{past}")
+    return context - num_past - num_prompt
 
 
-def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """One token from logits [V], float32 on the CPU."""
-    if sampling.temperature == 0:
-        return int(logits.argmax())
-    logits, order = logits.sort(descending=True, stable=True)
-    logits = logits.double() - logits[0]  # so that no temperature, however small, leads to infinity
-    probabilities = (logits / sampling.temperature).softmax(0)
-    if sampling.top_k is not None:
-        probabilities[sampling.top_k :] = 0
-    before = probabilities.cumsum(0) - probabilities
-    probabilities[before >= sampling.top_p * probabilities.sum()] = 0
-    edges = probabilities.cumsum(0)
-    point = torch.rand((), generator=generator, dtype=torch.float64) * edges[-1]
-    last = int(probabilities.count_nonzero()) - 1
-    return int(order[min(int(torch.searchsorted(edges, point, right=True)), last)])
+@torch.no_grad()
+def prefill(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    cache: KVCache,
+    *,
+    chunk: int = PREFILL_CHUNK,
+    routing: Routing | None = None,
+) -> Tensor:
+    """Read `prompt` into `cache` (of one row), `chunk` tokens at a time; gives the logits [V] after its last token."""
+    ids = torch.tensor([prompt], device=model.embedding.weight.device)
+    *parts, last = ids.split(chunk, dim=1)
+    for part in parts:
+        model.logits(part, cache=cache, last_only=True, routing=routing)
+    return model.logits(last, cache=cache, last_only=True, routing=routing)[0, 0]
 
 
-def _cache(model: LanguageModel, capacity: int) -> ContiguousKVCache:
+def cache_for(model: LanguageModel, capacity: int, *, batch: int = 1, chunk: int = PREFILL_CHUNK) -> KVCache:
+    """An empty cache of `batch` rows of up to `capacity` tokens: contiguous, but a ring that takes `chunk`
+    tokens at a time for layers with a window shorter than that.
+    """
     config, weight = model.config, model.embedding.weight
-    return ContiguousKVCache(
-        layers=config.layers,
-        batch=1,
-        kv_heads=config.kv_heads,
-        head_width=config.head_width,
-        capacity=capacity,
-        dtype=weight.dtype,
-        device=weight.device,
-    )
+    sliding = [config.is_sliding(i) for i in range(config.layers)]
+    window = config.window
+    if window is None or window >= capacity:
+        sliding = [False] * config.layers
+
+    def made(is_ring: bool) -> KVCache:
+        layers = sliding.count(is_ring)
+        kv_heads, head_width, dtype, device = config.kv_heads, config.head_width, weight.dtype, weight.device
+        if is_ring and window is not None:
+            return RingKVCache(
+                layers=layers,
+                batch=batch,
+                kv_heads=kv_heads,
+                head_width=head_width,
+                window=window,
+                chunk=chunk,
+                dtype=dtype,
+                device=device,
+            )
+        return ContiguousKVCache(
+            layers=layers,
+            batch=batch,
+            kv_heads=kv_heads,
+            head_width=head_width,
+            capacity=capacity,
+            dtype=dtype,
+            device=device,
+        )
+
+    kinds = sorted(set(sliding))
+    return LayeredKVCache([made(kind) for kind in kinds], [kinds.index(kind) for kind in sliding])
+
+
+def check_logits(logits: Tensor, index: int) -> None:
+    """Refuse the logits [V] of a request's token `index` that are not all finite.
+
+    Raises:
+        FloatingPointError: they are not.
+    """
+    # one pass and no temporaries: nothing that is not finite leaves a sum finite
+    if not math.isfinite(float(logits.sum(dtype=torch.float32))) and not bool(logits.isfinite().all()):
+        raise FloatingPointError(f"language model: the logits of token {index} are not finite")
+
+
+@torch.no_grad()
+def _tokens(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    chooser: TokenChooser[ChosenT],
+    room: int,
+    stop_tokens: Collection[int],
+    cache: KVCache | None,
+    chunk: int,
+    routing: Routing | None,
+) -> Iterator[ChosenT]:
+    if cache is None:
+        cache = cache_for(model, len(prompt) + room - 1, chunk=chunk)
+    logits = prefill(model, prompt, cache, chunk=chunk, routing=routing)
+    ids = torch.empty(1, 1, dtype=torch.int64, device=logits.device)
+    for index in range(room):
+        check_logits(logits, index)
+        chosen = chooser.choose(logits.float())
+        yield chosen
+        if chosen.token_id in stop_tokens or index + 1 == room:
+            return
+        ids.fill_(chosen.token_id)
+        logits = model.logits(ids, cache=cache, last_only=True, routing=routing)[0, 0]
