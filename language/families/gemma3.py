@@ -38,7 +38,7 @@ def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
     local_theta, local_scaling = read_rotary(local, theta=10_000.0, context=plain.context_length)
     if local_scaling is not None:
         raise ValueError("the config scales the rotary embedding of sliding layers, which is not supported")
-    pattern = given.size("sliding_window_pattern", 6)
+    pattern = given.optional_size("sliding_window_pattern", 6) or 6
     return dataclasses.replace(
         plain,
         qk_norm=True,

@@ -11,7 +11,6 @@ from .keys import transformers_key_map
 ARCHITECTURES = ("MistralForCausalLM",)
 MODEL_TYPES = ("mistral",)
 GGUF_ARCHITECTURE = "llama"
-KEY_MAP = transformers_key_map
 
 
 def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
@@ -28,5 +27,5 @@ FAMILY = Family(
     model_types=MODEL_TYPES,
     gguf_architecture=GGUF_ARCHITECTURE,
     config=config,
-    key_map=KEY_MAP,
+    key_map=transformers_key_map,
 )

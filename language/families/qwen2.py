@@ -11,7 +11,6 @@ from .keys import transformers_key_map
 ARCHITECTURES = ("Qwen2ForCausalLM",)
 MODEL_TYPES = ("qwen2",)
 GGUF_ARCHITECTURE = "qwen2"
-KEY_MAP = transformers_key_map
 
 
 def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
@@ -38,5 +37,5 @@ FAMILY = Family(
     model_types=MODEL_TYPES,
     gguf_architecture=GGUF_ARCHITECTURE,
     config=config,
-    key_map=KEY_MAP,
+    key_map=transformers_key_map,
 )

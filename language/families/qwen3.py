@@ -12,7 +12,6 @@ from .qwen2 import with_upper_windows
 ARCHITECTURES = ("Qwen3ForCausalLM",)
 MODEL_TYPES = ("qwen3",)
 GGUF_ARCHITECTURE = "qwen3"
-KEY_MAP = transformers_key_map
 
 
 def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
@@ -28,5 +27,5 @@ FAMILY = Family(
     model_types=MODEL_TYPES,
     gguf_architecture=GGUF_ARCHITECTURE,
     config=config,
-    key_map=KEY_MAP,
+    key_map=transformers_key_map,
 )

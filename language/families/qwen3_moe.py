@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
+from ...core.key_map import KeyMap
 from ...core.moe import ExpertsConfig
 from ..config import LanguageModelConfig
 from .base import Entries, Family, plain_config
@@ -12,7 +13,6 @@ from .keys import transformers_key_map
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 MODEL_TYPES = ("qwen3_moe",)
 GGUF_ARCHITECTURE = "qwen3moe"
-KEY_MAP = transformers_key_map
 
 
 def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
@@ -41,11 +41,16 @@ def _dense_layers(given: Entries, layers: int) -> tuple[int, ...]:
     return tuple(i for i in range(layers) if i in named or (i + 1) % step)
 
 
+def key_map(config: LanguageModelConfig) -> KeyMap:
+    """The names of the whole model (a rule per expert makes each further spelling dear)."""
+    return transformers_key_map(config, stems=("model.",))
+
+
 FAMILY = Family(
     name="qwen3_moe",
     architectures=ARCHITECTURES,
     model_types=MODEL_TYPES,
     gguf_architecture=GGUF_ARCHITECTURE,
     config=config,
-    key_map=KEY_MAP,
+    key_map=key_map,
 )
