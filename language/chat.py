@@ -115,7 +115,8 @@ def _plain(value: Any, what: str) -> Any:
     if isinstance(value, Mapping):
         return {_plain(name, what): _plain(each, what) for name, each in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):
-        return [_plain(each, what) for each in cast(Sequence[Any], value)]
+        copies = [_plain(each, what) for each in cast(Sequence[Any], value)]
+        return tuple(copies) if isinstance(value, tuple) else copies
     if isinstance(value, str):  # such as members of an enumeration
         return str.__str__(value)
     raise ValueError(f"{what} has {value!r}; templates get mappings, lists, texts, numbers and None only")

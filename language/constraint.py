@@ -66,7 +66,7 @@ def json_constraint(schema: str | Mapping[str, Any], tokenizer: "TextTokenizer")
 
 def regex_constraint(pattern: str, tokenizer: "TextTokenizer") -> Constraint:
     """A text that a regular expression matches as a whole (the syntax of Rust's `regex`: no look-around, no
-    back-references).
+    back-references; `\\d` and `\\w` are those of Unicode).
 
     Raises:
         ValueError: the pattern does not compile, or a tokenizer that cannot be used.

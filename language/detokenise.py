@@ -156,6 +156,8 @@ class _WindowStream:
         self._shown = ""
 
     def add(self, token_id: int) -> str:
+        if self._raw.id_to_token(token_id) is None:
+            return ""
         self._window.append(token_id)
         text = self._raw.decode(self._window)
         if text.endswith(_REPLACEMENT) and len(self._window) < 8:

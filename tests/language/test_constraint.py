@@ -24,7 +24,9 @@ SCHEMA = {
     },
     "required": ["name", "age", "kind", "at"],
     "additionalProperties": False,
-    "$defs": {"point": {"type": "array", "prefixItems": [{"type": "null"}, {"const": 7}], "items": False, "minItems": 2}},
+    "$defs": {
+        "point": {"type": "array", "prefixItems": [{"type": "null"}, {"const": 7}], "items": False, "minItems": 2}
+    },
 }
 
 
@@ -39,7 +41,10 @@ def tokenizer() -> TextTokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    texts = ['{"name": "a fox", "age": 12, "kind": null, "tags": [true, false], "at": [null, 7]}', "naïve 狐 🦊 2024-05"]
+    texts = [
+        '{"name": "a fox", "age": 12, "kind": null, "tags": [true, false], "at": [null, 7]}',
+        "naïve 狐 🦊 2024-05",
+    ]
     raw.train_from_iterator(texts * 4, trainer)
     return TextTokenizer(raw=raw, eos=(0, 1))
 
