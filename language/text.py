@@ -1,137 +1,333 @@
-"""A language model with its tokenizer: text in, text out."""
+"""A language model with its tokenizer: text in, text out.
 
-import time
-from collections.abc import Iterator, Sequence
+Legend: B texts, L tokens, V vocabulary, D width.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from threading import Event
+from typing import Literal, TypedDict, Unpack, cast, overload
 
-from .generate import Sampling, SamplingOptions, generate_ids, sampling_from
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..core.kv_cache import KVCache
+from ..core.moe import Routing
+from ..core.ops.packed import PackingReport
+from .chat import Message, Tool, opens_reasoning, render_chat
+from .completion import Assembler, Completion, Context, FinishReason, GenerationTimings, Piece
+from .generate import cache_for, generate_tokens, room_after
 from .model import LanguageModel
-from .tokenizer import Tokenizer
+from .sampling import Choice, Chooser, Sampling, SamplingOptions, sampling_from
+from .scheduler import Scheduler, Ticket
+from .tokenizer import TextTokenizer
 
-FinishReason = Literal["stop", "length"]
+__all__ = [
+    "Completion",
+    "FinishReason",
+    "GenerationTimings",
+    "Piece",
+    "Pooling",
+    "TextModel",
+    "TextOptions",
+]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """One token as it comes: its id, and the text it adds (empty for the end mark, and inside a character)."""
-
-    token_id: int
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationTimings:
-    """Seconds to the first token (the prompt's pass), and tokens per second after it (None: no other token came)."""
-
-    first_token_seconds: float
-    tokens_per_second: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """What followed `prompt`: `text` alone, its ids, and why it ended: "stop" (at the model's end mark, which is not
-    among the ids) or "length".
-    """
-
-    prompt: str
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    timings: GenerationTimings
+Pooling = Literal["mean", "last"]
+BATCH_ROWS = 32
+BLOCK_SIZE = 16
+EXPAND_TOKENS = 96
+EXPAND_INSTRUCTION = (
+    "You write prompts for an image generator. Rewrite the user's prompt as one richer sentence: keep every object, "
+    "number, colour and place that it names, and add light, surroundings and style. Answer with the prompt alone."
+)
 
 
-@dataclass(frozen=True, kw_only=True)
+class ChatOptions(TypedDict, total=False):
+    """What a chat template is told beside the messages: tools (JSON schemas, or functions), and whether to think."""
+
+    tools: Sequence[Tool] | None
+    enable_thinking: bool | None
+
+
+class TextOptions(SamplingOptions, ChatOptions, total=False):
+    """All options of generation, by name."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TextModel:
-    """Generates text. Options are those of `Sampling`: max_tokens, temperature (0: the likeliest token), top_k, top_p,
-    seed.
+    """Generates text; it keeps nothing between calls, so threads may share it.
+
+    Options are those of `Sampling` (max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, logit_bias, seed,
+    stop, stop_tokens, logprobs, json_schema, regex) and, for messages, `tools` and `enable_thinking`. `banned` tokens
+    never come; `expand_token` asks a model trained for it to rewrite a prompt; `packing` tells the error of weights kept
+    in few bits.
     """
 
     language_model: LanguageModel
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
+    name: str = ""
+    banned: tuple[int, ...] = ()
+    expand_token: int | None = None
+    packing: PackingReport | None = None
 
-    def generate(self, prompt: str, **options: Unpack[SamplingOptions]) -> Completion:
-        """Continue `prompt`.
+    @overload
+    def generate(
+        self, prompt: str | Sequence[Message], *, cancel: Event | None = None, **options: Unpack[TextOptions]
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self, prompt: Sequence[str], *, cancel: Event | None = None, **options: Unpack[TextOptions]
+    ) -> list[Completion]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[Message] | Sequence[str],
+        *,
+        cancel: Event | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Completion | list[Completion]:
+        """Continue a prompt, answer messages ({"role": ..., "content": ...}, through the model's chat template), or
+        continue several prompts together, each as it would be alone.
+
+        Special tokens written out in a prompt are plain text. Once `cancel` is set, what has come so far is returned.
 
         Raises:
-            ValueError: an option out of range, or a prompt longer than the context.
+            ValueError: an option out of range, a prompt longer than the context, or messages that the model's chat
+                template refuses; before anything is computed.
         """
-        return self._collect(prompt, self._continuation(prompt), sampling_from(options))
+        sampling, chat = parted(options)
+        if not isinstance(prompt, str) and len(prompt) and all(isinstance(each, str) for each in prompt):
+            _refuse_chat(chat)
+            contexts = [self._plain(each) for each in cast(Sequence[str], prompt)]
+            return self._together(contexts, sampling, cancel)
+        return self._alone(self.context(cast("str | Sequence[Message]", prompt), chat), sampling, cancel)
 
-    def stream(self, prompt: str, **options: Unpack[SamplingOptions]) -> Iterator[Piece]:
-        """Continue `prompt`; the pieces' texts join to `generate`'s text. Bad arguments are refused here, not at the
-        first piece.
+    def stream(self, prompt: str | Sequence[Message], **options: Unpack[TextOptions]) -> Iterator[Piece]:
+        """The pieces of one completion as they come; their texts join to its text (with the reasoning, if any). Bad
+        arguments are refused here, not at the first piece.
         """
-        return self._pieces(self._continuation(prompt), sampling_from(options))
+        sampling, chat = parted(options)
+        return Run(self, self.context(prompt, chat), sampling).pieces()
 
-    def complete(self, prompt: str, **options: Unpack[SamplingOptions]) -> str:
+    def complete(self, prompt: str, **options: Unpack[TextOptions]) -> str:
         """`prompt` and its continuation, as one text."""
         return prompt.rstrip() + self.generate(prompt, **options).text
 
     def expand(self, prompt: str, **options: Unpack[SamplingOptions]) -> Completion:
-        """A fuller description of what a short prompt names.
+        """A fuller description of what a short prompt names, by the model's own token for it, or by its chat.
 
         Raises:
-            ValueError: the model has no token for this, or as for `generate`.
+            ValueError: the model has neither, or as for `generate`.
         """
-        return self._collect(prompt, self._expansion(prompt), sampling_from(options))
-
-    def _continuation(self, prompt: str) -> "_Context":
-        ids = self.tokenizer.encode(prompt)
-        return self._checked(_Context(ids=(self.tokenizer.special.bos, *ids), shown=tuple(ids)))
-
-    def _expansion(self, prompt: str) -> "_Context":
-        special = self.tokenizer.special
-        if special.expand is None:
+        if self.expand_token is not None:
+            ids = (*self.tokenizer.encode(prompt), self.expand_token)
+            return self._alone(Context(text=prompt, ids=ids), sampling_from(options), None)
+        if self.tokenizer.chat_template is None:
             raise ValueError(
-                "this language model has no <expand> token: it continues prompts, but does not expand them"
+                f"{self.name or 'this language model'} has neither a token for expansion nor a chat template"
             )
-        return self._checked(_Context(ids=(special.bos, *self.tokenizer.encode(prompt), special.expand), shown=()))
+        messages = ({"role": "system", "content": EXPAND_INSTRUCTION}, {"role": "user", "content": prompt})
+        return self.generate(messages, **{"max_tokens": EXPAND_TOKENS, "enable_thinking": False, **options})
 
-    def _checked(self, context: "_Context") -> "_Context":
-        held, room = len(context.ids), self.language_model.config.context_length
-        if held >= room:
-            limit = f"at most {room - 1} leave room in the context of {room}"
-            raise ValueError(f"the prompt has {held} tokens with its marks; {limit}")
-        return context
+    def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
+        """The text that the model reads for messages, special tokens written out.
 
-    def _collect(self, prompt: str, context: "_Context", sampling: Sampling) -> Completion:
-        started = first = time.perf_counter()
-        pieces: list[Piece] = []
-        for piece in self._pieces(context, sampling):
-            first = first if pieces else time.perf_counter()
-            pieces.append(piece)
-        rest = time.perf_counter() - first
-        stopped = pieces[-1].token_id == self.tokenizer.special.eos
-        kept = pieces[:-1] if stopped else pieces
-        rate = (len(pieces) - 1) / rest if len(pieces) > 1 else None
-        return Completion(
-            prompt=prompt,
-            text="".join(piece.text for piece in pieces),
-            token_ids=tuple(piece.token_id for piece in kept),
-            finish_reason="stop" if stopped else "length",
-            timings=GenerationTimings(first_token_seconds=first - started, tokens_per_second=rate),
+        Raises:
+            ValueError: the model has no chat template, or it refuses them.
+        """
+        tools = options.get("tools")
+        return render_chat(
+            self.tokenizer.template_for(tools=bool(tools)),
+            messages,
+            tools=tools,
+            enable_thinking=options.get("enable_thinking"),
+            special_tokens=self.tokenizer.template_tokens,
         )
 
-    def _pieces(self, context: "_Context", sampling: Sampling) -> Iterator[Piece]:
-        special = self.tokenizer.special
-        banned = [token for token in (special.pad, special.bos, special.expand) if token is not None]
-        shown = list(context.shown)
-        text = self._text(shown)
-        for token in generate_ids(self.language_model, context.ids, sampling, stop=(special.eos,), banned=banned):
-            shown.append(token)
-            longer = self._text(shown)
-            yield Piece(token_id=token, text=longer[len(text) :])
-            text = longer
+    @torch.no_grad()
+    def logits(self, ids: Tensor | Sequence[Sequence[int]]) -> Tensor:
+        """Logits [B, L, V] float32 of the token after each of `ids` [B, L], all of one length.
 
-    def _text(self, ids: Sequence[int]) -> str:
-        """The text of ids, without a last character that is unfinished."""
-        return self.tokenizer.decode(ids).rstrip("\N{REPLACEMENT CHARACTER}")
+        Raises:
+            ValueError: ids outside the vocabulary, rows of different lengths, or more of them than the context.
+        """
+        rows = ids if isinstance(ids, Tensor) else _rectangle(ids)
+        self._check_ids(rows)
+        return self.language_model.logits(rows.to(self._device)).float()
+
+    @torch.no_grad()
+    def embed(
+        self, texts: str | Sequence[str], *, layer: int | None = None, pooling: Pooling = "mean", normalize: bool = True
+    ) -> Tensor:
+        """One vector per text, [B, D] float32: the states after `layer` blocks (None: after all, and the final norm),
+        averaged over the text's tokens or those of its last one; of length 1 where `normalize`.
+
+        Raises:
+            ValueError: no texts, an empty one, an unknown pooling, or a text longer than the context.
+        """
+        rows = self._rows_to_embed((texts,) if isinstance(texts, str) else texts, pooling)
+        lengths = torch.tensor([len(row) for row in rows], device=self._device)
+        longest = int(lengths.max())
+        ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self._device)
+        deepest = self.language_model.config.layers
+        states = self.language_model.hidden_states(
+            ids, lengths, layer=deepest if layer is None else layer, normed=layer is None
+        ).float()
+        if pooling == "last":
+            vectors = states[torch.arange(len(rows), device=self._device), lengths - 1]
+        else:
+            vectors = states.sum(1) / lengths[:, None]
+        return functional.normalize(vectors, dim=-1) if normalize else vectors
+
+    def context(self, prompt: str | Sequence[Message], chat: ChatOptions) -> Context:
+        """What the model reads for a prompt or messages."""
+        if isinstance(prompt, str):
+            _refuse_chat(chat)
+            return self._plain(prompt)
+        text = self.chat_prompt(prompt, **chat)
+        ids = self.tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+        return Context(text=text, ids=tuple(ids), is_chat=True, opens_reasoning=opens_reasoning(text))
+
+    def _plain(self, prompt: str) -> Context:
+        ids = tuple(self.tokenizer.encode(prompt))
+        return Context(text=prompt, ids=ids, shown=ids)
+
+    def _alone(self, context: Context, sampling: Sampling, cancel: Event | None) -> Completion:
+        run = Run(self, context, sampling)
+        for _ in run.pieces():
+            if cancel is not None and cancel.is_set():
+                break
+        return run.completion()
+
+    def _together(self, contexts: Sequence[Context], sampling: Sampling, cancel: Event | None) -> list[Completion]:
+        rooms = [min(sampling.max_tokens, room_after(self.language_model, len(each.ids))) for each in contexts]
+        stop = stop_tokens(self.tokenizer, sampling)
+        choosers = [self.chooser(context, sampling) for context in contexts]
+        blocks = [-(-(len(context.ids) + room) // BLOCK_SIZE) for context, room in zip(contexts, rooms, strict=True)]
+        scheduler = Scheduler[Choice](
+            self.language_model,
+            max_rows=min(len(contexts), BATCH_ROWS),
+            num_blocks=sum(sorted(blocks)[-BATCH_ROWS:]),
+            block_size=BLOCK_SIZE,
+        )
+        assemblers: dict[Ticket, tuple[Assembler, Chooser]] = {}
+        for context, chooser, room in zip(contexts, choosers, rooms, strict=True):
+            ticket = scheduler.submit(context.ids, chooser, max_tokens=room, stop_tokens=stop)
+            assemblers[ticket] = (Assembler(context, sampling, self.tokenizer, stop=stop, room=room), chooser)
+        _drain(scheduler, assemblers, cancel)
+        return [each.completion(kv_cache_bytes=scheduler.bytes) for each, _ in assemblers.values()]
+
+    def chooser(self, context: Context, sampling: Sampling) -> Chooser:
+        """What chooses one request's tokens.
+
+        Raises:
+            ValueError: options that this model's vocabulary does not have, or a constraint that it cannot keep to.
+        """
+        sampling.check_vocabulary(self.language_model.config.vocab_size)
+        return Chooser(sampling, context.ids, sampling.constraint(self.tokenizer), banned=self.banned)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.language_model.embedding.weight.device
+
+    def _check_ids(self, ids: Tensor) -> None:
+        size, shape = self.language_model.config.vocab_size, list(ids.shape)
+        if ids.dim() != 2 or not ids.numel() or ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"ids have shape {shape} and {ids.dtype}; they must be [rows, tokens] of whole numbers")
+        if int(ids.min()) < 0 or int(ids.max()) >= size:
+            raise ValueError(f"ids go from {int(ids.min())} to {int(ids.max())}; this model has 0 to {size - 1}")
+
+    def _rows_to_embed(self, texts: Sequence[str], pooling: Pooling) -> list[list[int]]:
+        if pooling not in ("mean", "last"):
+            raise ValueError(f"pooling is {pooling!r}; it must be 'mean' or 'last'")
+        rows = [self.tokenizer.encode(text) for text in texts]
+        if not rows or not all(rows):
+            raise ValueError("embed needs at least one text, and none that has no tokens")
+        return rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Context:
-    """What the model reads first, and the part of it that the new text continues."""
+class Run:
+    """One completion on its way; `cache`, where given, holds the first tokens of the context already.
 
-    ids: tuple[int, ...]
-    shown: tuple[int, ...]
+    Raises:
+        ValueError: as for `TextModel.generate`.
+    """
+
+    def __init__(self, model: TextModel, context: Context, sampling: Sampling, cache: KVCache | None = None) -> None:
+        room = min(sampling.max_tokens, room_after(model.language_model, len(context.ids)))
+        self._chooser = model.chooser(context, sampling)
+        stop = stop_tokens(model.tokenizer, sampling)
+        self._assembler = Assembler(context, sampling, model.tokenizer, stop=stop, room=room)
+        self._cache = cache or cache_for(model.language_model, len(context.ids) + room)
+        self._routing = Routing() if model.language_model.config.experts is not None else None
+        self._choices = generate_tokens(
+            model.language_model,
+            context.ids[int(self._cache.lengths[0]) :],
+            self._chooser,
+            max_tokens=room,
+            stop_tokens=stop,
+            cache=self._cache,
+            routing=self._routing,
+        )
+
+    def pieces(self) -> Iterator[Piece]:
+        """Each piece as it comes."""
+        for choice in self._choices:
+            yield self._assembler.add(choice, is_complete=self._chooser.is_finished)
+            if self._assembler.finish_reason is not None:
+                return
+
+    def completion(self) -> Completion:
+        """What has come so far."""
+        experts = None if self._routing is None else self._routing.touched
+        return self._assembler.completion(kv_cache_bytes=self._cache.bytes, experts=experts)
+
+
+def _drain(
+    scheduler: Scheduler[Choice], assemblers: Mapping[Ticket, tuple[Assembler, Chooser]], cancel: Event | None
+) -> None:
+    """Step until every request has ended, or `cancel` is set."""
+    try:
+        while scheduler.num_running or scheduler.num_waiting:
+            if cancel is not None and cancel.is_set():
+                return
+            for event in scheduler.step():
+                if event.error is not None:
+                    raise event.error
+                assembler, chooser = assemblers[event.ticket]
+                if event.chosen is None or assembler.finish_reason is not None:
+                    continue
+                assembler.add(event.chosen, is_complete=chooser.is_finished)
+                if assembler.finish_reason is not None:
+                    scheduler.cancel(event.ticket)
+    finally:
+        scheduler.close()
+
+
+def stop_tokens(tokenizer: TextTokenizer, sampling: Sampling) -> frozenset[int]:
+    """The tokens that end a completion: the model's end marks, and those that were asked for."""
+    return frozenset((*tokenizer.eos, *sampling.stop_tokens))
+
+
+def parted(options: TextOptions) -> tuple[Sampling, ChatOptions]:
+    """The options of sampling, and those of the chat template."""
+    chat = ChatOptions(tools=options.get("tools"), enable_thinking=options.get("enable_thinking"))
+    rest = {name: value for name, value in options.items() if name not in ChatOptions.__annotations__}
+    return sampling_from(cast(SamplingOptions, rest)), chat
+
+
+def _refuse_chat(chat: ChatOptions) -> None:
+    given = [name for name, value in chat.items() if value is not None]
+    if given:
+        raise ValueError(f"{given[0]} is for messages; a plain prompt does not go through the chat template")
+
+
+def _rectangle(rows: Sequence[Sequence[int]]) -> Tensor:
+    lengths = {len(row) for row in rows}
+    if len(lengths) != 1:
+        raise ValueError(
+            f"rows of ids have the lengths {sorted(lengths)}; logits takes at least one, all of one length"
+        )
+    return torch.tensor(rows)

@@ -1,4 +1,4 @@
-"""From a source to a pipeline or a language model."""
+"""From a source to a pipeline."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,6 @@ import torch
 from .. import plate as bundled
 from ..core.attention.base import AttentionSelector
 from ..core.attention.registry import attention_selector
-from ..language.text import TextModel
 from .image import ImagePipeline
 from .placement import device_named, dtype_named
 
@@ -67,28 +66,6 @@ def load(
 
     name = BUNDLED if source is None or source == BUNDLED else str(folder.resolve())
     return load_plate(folder, name, device=place, dtype=kind, attention=selector)
-
-
-def load_language_model(
-    source: str | Path | None = None,
-    *,
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    attention: str | AttentionSelector | None = None,
-) -> TextModel:
-    """The language model of a source (see `load`), to generate text with.
-
-    Raises:
-        ValueError, FileNotFoundError: as for `load`.
-    """
-    from .plate import load_text_model
-
-    return load_text_model(
-        source_folder(source),
-        device=device_named("cpu" if device is None else device),
-        dtype=dtype_named(torch.float32 if dtype is None else dtype),
-        attention=attention if isinstance(attention, AttentionSelector) else attention_selector(attention),
-    )
 
 
 def source_folder(source: str | Path | None) -> Path:

@@ -23,7 +23,7 @@ from ..denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from ..encoders.language import LanguageModelEncoder
 from ..language.model import LanguageModel, LanguageModelConfig
 from ..language.text import TextModel
-from ..language.tokenizer import Tokenizer, load_tokenizer
+from ..language.tokenizer import Tokenizer, load_tokenizer, text_tokenizer_of
 from ..vae.plate import PlateVAE, PlateVAEConfig
 from ..vae.preview import LatentPreview
 from .base import Source
@@ -106,8 +106,19 @@ def load_text_model(
     config = read_config(folder / "config.json")
     for file in (WEIGHTS[2], "tokenizer.json"):
         check_digest(folder / file, config)
-    encoder = load_encoder(folder, config, device=device, dtype=dtype, attention=attention)
-    return TextModel(language_model=encoder.language_model, tokenizer=encoder.tokenizer)
+    return text_model_of(load_encoder(folder, config, device=device, dtype=dtype, attention=attention))
+
+
+def text_model_of(encoder: LanguageModelEncoder) -> TextModel:
+    """A text encoder's own language model, to generate text with: the same weights, not a copy."""
+    special = encoder.tokenizer.special
+    return TextModel(
+        language_model=encoder.language_model,
+        tokenizer=text_tokenizer_of(encoder.tokenizer),
+        name=FAMILY,
+        banned=tuple(token for token in (special.pad, special.bos, special.expand) if token is not None),
+        expand_token=special.expand,
+    )
 
 
 def check_files(folder: Path, files: Sequence[str]) -> None:

@@ -16,11 +16,14 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .denoisers.base import Conditioning, Prompt
     from .denoisers.guidance import ClassifierFree, Guidance, Unguided
+    from .language.conversation import Conversation
+    from .language.text import Completion, TextModel
     from .pipelines.base import Cancelled, Encoded, ImageStep
     from .pipelines.files import read_manifest
     from .pipelines.finite import NonFiniteError
     from .pipelines.image import ImagePipeline
-    from .pipelines.load import load, load_language_model
+    from .pipelines.load import load
+    from .pipelines.load_text import load_language_model
     from .pipelines.manifest import Manifest
     from .pipelines.replay import replay
     from .pipelines.request import Request
@@ -43,7 +46,9 @@ __all__ = [
     "DPMPP2M",
     "Cancelled",
     "ClassifierFree",
+    "Completion",
     "Conditioning",
+    "Conversation",
     "Encoded",
     "Euler",
     "EulerAncestral",
@@ -59,6 +64,7 @@ __all__ = [
     "Schedule",
     "State",
     "Step",
+    "TextModel",
     "Unguided",
     "__version__",
     "flow_schedule",
@@ -79,7 +85,11 @@ _MODULES = {
     "pipelines.files": "read_manifest",
     "pipelines.finite": "NonFiniteError",
     "pipelines.image": "ImagePipeline",
-    "pipelines.load": "load load_language_model",
+    "language.completion": "Completion",
+    "language.conversation": "Conversation",
+    "language.text": "TextModel",
+    "pipelines.load": "load",
+    "pipelines.load_text": "load_language_model",
     "pipelines.manifest": "Manifest",
     "pipelines.replay": "replay",
     "pipelines.request": "Request",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from calotype.pipelines.load import load_language_model
+from calotype.pipelines.load_text import load_language_model
 
 
 def test_it_goes_on_from_the_prompt(run, model: Path):

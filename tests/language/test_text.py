@@ -1,20 +1,43 @@
 """Text in, text out."""
 
 import dataclasses
+import threading
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 
-from calotype.language.model import LanguageModel
+from calotype.core.moe import ExpertsConfig
+from calotype.encoders.language import LanguageModelEncoder
+from calotype.language.model import LanguageModel, LanguageModelConfig
 from calotype.language.text import TextModel
 from calotype.language.tokenizer import Tokenizer
+from calotype.pipelines.plate import text_model_of
+
+CHATML = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% if enable_thinking %}<think>{% endif %}{% endif %}"
+)
 
 
 @pytest.fixture
 def text_model(language_model: LanguageModel, tokenizer: Tokenizer) -> TextModel:
     """Random weights with a real tokenizer."""
-    return TextModel(language_model=language_model, tokenizer=tokenizer)
+    encoder = LanguageModelEncoder(
+        language_model=language_model, tokenizer=tokenizer, layer=1, normed=False, max_tokens=32
+    )
+    return text_model_of(encoder)
+
+
+@pytest.fixture
+def chat_model(text_model: TextModel) -> TextModel:
+    """The same with a chat template and a longer context."""
+    model = text_model.language_model
+    model.config = dataclasses.replace(model.config, context_length=400)
+    return dataclasses.replace(
+        text_model, tokenizer=dataclasses.replace(text_model.tokenizer, chat_template=CHATML), expand_token=None
+    )
 
 
 def _say(text_model: TextModel, tokens: list[int]) -> None:
@@ -87,13 +110,136 @@ def test_marks_are_never_said(text_model: TextModel, tokenizer: Tokenizer) -> No
 
 def test_mistakes_are_refused_at_once(text_model: TextModel) -> None:
     with pytest.raises(
-        ValueError, match="the prompt has 61 tokens with its marks; at most 39 leave room in the context of 40"
+        ValueError, match="the prompt has 61 tokens; at most 39 leave room in the context of 40"
     ):
         text_model.stream("fox " * 60)
     with pytest.raises(ValueError, match="temperature is -1"):
         text_model.stream("fox", temperature=-1)
-    plain = dataclasses.replace(
-        text_model.tokenizer, special=dataclasses.replace(text_model.tokenizer.special, expand=None)
+    with pytest.raises(ValueError, match="plate has neither a token for expansion nor a chat template"):
+        dataclasses.replace(text_model, expand_token=None).expand("fox")
+    with pytest.raises(ValueError, match="logit_bias names token 5000; ids go from 0 to 1023"):
+        text_model.generate("fox", logit_bias={5000: 1.0})
+    with pytest.raises(ValueError, match="tools is for messages"):
+        text_model.generate("fox", tools=[])
+    with pytest.raises(ValueError, match="unknown option 'max_token'; did you mean 'max_tokens'"):
+        text_model.generate("fox", max_token=3)  # pyright: ignore
+
+
+def test_several_prompts_are_what_each_is_alone(text_model: TextModel) -> None:
+    prompts = ["a fox", "two cats at night", "a fox", "a red bee on a beach and a car"]
+    together = text_model.generate(prompts, max_tokens=9, temperature=1.0, seed=3)
+    alone = [text_model.generate(prompt, max_tokens=9, temperature=1.0, seed=3) for prompt in prompts]
+    for one, other in zip(together, alone, strict=True):
+        assert (one.text, one.token_ids, one.prompt) == (other.text, other.token_ids, other.prompt)
+        assert one.finish_reason == other.finish_reason
+        assert one.timings.num_prompt_tokens == other.timings.num_prompt_tokens
+        assert one.timings.kv_cache_bytes > 0 < other.timings.kv_cache_bytes
+
+
+def test_a_stop_string_ends_the_text_before_it(text_model: TextModel, tokenizer: Tokenizer) -> None:
+    fox, tail = tokenizer.encode("fox"), tokenizer.encode("on grass, pink")
+    _say(text_model, [*fox, *tail, tokenizer.special.eos])
+    for prompt in ("fox", ["fox"]):
+        found = text_model.generate(prompt, stop="ss, p", max_tokens=20)
+        result = found if not isinstance(found, list) else found[0]
+        assert (result.text, result.finish_reason) == (" on gra", "stop")
+    assert "".join(p.text for p in text_model.stream("fox", stop=["grass", "zebra"], max_tokens=20)) == " on "
+
+
+def test_log_probabilities(text_model: TextModel) -> None:
+    result = text_model.generate("a fox", max_tokens=4, logprobs=2)
+    assert result.choices is not None and len(result.choices) == len(result.token_ids)
+    for choice, token in zip(result.choices, result.token_ids, strict=True):
+        assert choice.token_id == token == choice.top_logprobs[0][0]
+        assert choice.logprob == choice.top_logprobs[0][1] < 0
+    assert text_model.generate("a fox", max_tokens=4).choices is None
+
+
+def test_cancelling_gives_what_came(text_model: TextModel) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    alone = text_model.generate("a fox", max_tokens=9, cancel=cancel)
+    assert alone.finish_reason == "cancelled" and len(alone.token_ids) == 1
+    together = text_model.generate(["a fox", "a cat"], max_tokens=9, cancel=cancel)
+    assert [(each.finish_reason, each.token_ids, each.text) for each in together] == [("cancelled", (), "")] * 2
+    assert together[0].timings.tokens_per_second is None
+
+
+def test_messages_go_through_the_chat_template(chat_model: TextModel) -> None:
+    messages = [{"role": "user", "content": "a <bos> fox"}]
+    prompt = chat_model.chat_prompt(messages)
+    assert prompt == "[user] a <bos> fox\n[assistant] "
+    result = chat_model.generate(messages, max_tokens=5)
+    ids = chat_model.tokenizer.encode(prompt, add_special_tokens=False, parse_special=True)
+    assert result.prompt == prompt and result.timings.num_prompt_tokens == len(ids)
+    assert "".join(piece.text for piece in chat_model.stream(messages, max_tokens=5)) == result.text
+
+
+def test_reasoning_stands_apart(chat_model: TextModel) -> None:
+    messages = [{"role": "user", "content": "fox"}]
+    result = chat_model.generate(messages, max_tokens=5, enable_thinking=True)
+    assert result.text == "" and result.reasoning is not None
+
+
+def test_a_chat_model_expands_by_its_template(chat_model: TextModel) -> None:
+    result = chat_model.expand("fox", max_tokens=6)
+    assert result.prompt.startswith("[system] You write prompts") and "[user] fox\n" in result.prompt
+    assert len(result.token_ids) <= 6
+
+
+def test_logits_and_embeddings(text_model: TextModel) -> None:
+    ids = torch.tensor([[1, 5, 9], [1, 6, 2]])
+    logits = text_model.logits(ids)
+    assert logits.shape == (2, 3, 1024) and logits.dtype is torch.float32
+    assert torch.equal(logits, text_model.logits([[1, 5, 9], [1, 6, 2]]))
+    vectors = text_model.embed(["a fox", "two cats at night"])
+    assert torch.allclose(vectors.norm(dim=-1), torch.ones(2))
+    assert torch.allclose(vectors[:1], text_model.embed("a fox"), atol=1e-6)
+    encoded = torch.tensor([text_model.tokenizer.encode("a fox")])
+    states = text_model.language_model.hidden_states(encoded, torch.tensor([encoded.shape[1]]), layer=2, normed=False)
+    for pooling, expected in (("mean", states[0].mean(0)), ("last", states[0, -1])):
+        found = text_model.embed("a fox", layer=2, pooling=pooling, normalize=False)
+        assert torch.allclose(found[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[1, 2], [3]], r"the lengths \[1, 2\]"),
+        ([[1, 1024]], "this model has 0 to 1023"),
+        ([[-1]], "ids go from -1"),
+        (torch.zeros(1, 2), "torch.float32; they must be"),
+        ([[]], r"shape \[1, 0\]"),
+    ],
+)
+def test_wrong_ids(text_model: TextModel, ids: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        text_model.logits(ids)
+
+
+def test_wrong_texts_to_embed(text_model: TextModel) -> None:
+    with pytest.raises(ValueError, match="pooling is 'max'"):
+        text_model.embed("a", pooling="max")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="at least one text"):
+        text_model.embed([])
+
+
+def test_experts_that_were_visited(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    config = LanguageModelConfig(
+        vocab_size=1024,
+        width=16,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_width=8,
+        hidden=16,
+        context_length=64,
+        experts=ExpertsConfig(count=4, active=2, hidden=8),
     )
-    with pytest.raises(ValueError, match="has no <expand> token"):
-        dataclasses.replace(text_model, tokenizer=plain).expand("fox")
+    encoder = LanguageModelEncoder(
+        language_model=LanguageModel(config), tokenizer=tokenizer, layer=1, normed=False, max_tokens=32
+    )
+    result = text_model_of(encoder).generate("a fox", max_tokens=3)
+    assert result.experts is not None and set(result.experts) == {0, 1}
+    assert all(2 <= len(touched) <= 4 for touched in result.experts.values())

@@ -19,7 +19,8 @@ from calotype.denoisers.guidance import ClassifierFree
 from calotype.denoisers.plate import PlateDenoiser
 from calotype.pipelines.finite import NonFiniteError
 from calotype.pipelines.image import ImagePipeline
-from calotype.pipelines.load import bundled_folder, load, load_language_model, source_folder
+from calotype.pipelines.load import bundled_folder, load, source_folder
+from calotype.pipelines.load_text import load_language_model
 from calotype.schedulers import sampler_names
 
 PROMPTS = ("a red fox", "two big yellow cats and a small tree on a beach", "")
