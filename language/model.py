@@ -34,7 +34,9 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList(DecoderBlock(config.block(i)) for i in range(config.layers))
         self.norm = RMSNorm(config.width, eps=config.norm_eps, offset=config.norm_offset)
-        self.head = None if config.tie_embeddings else nn.Linear(config.width, config.vocab_size, bias=False)
+        self.head: nn.Module | None = None
+        if not config.tie_embeddings:
+            self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         self._full = [i for i in range(config.layers) if not config.is_sliding(i)]
         self._sliding = [i for i in range(config.layers) if config.is_sliding(i)]
         self._initialise()
