@@ -97,7 +97,7 @@ class TextTokenizer:
         if not self.eos:
             raise ValueError("this tokenizer names no end token; constrained output needs one")
         try:
-            return LLTokenizer(self.raw.to_str(), eos_token=list(self.eos))
+            return LLTokenizer(json.dumps(_as_continued(json.loads(self.raw.to_str()))), eos_token=list(self.eos))
         except ValueError as error:
             raise ValueError(f"constrained output does not work with this tokenizer ({error})") from error
 
@@ -150,6 +150,17 @@ class TextTokenizer:
         raw = RawTokenizer.from_str(self.raw.to_str())
         raw.encode_special_tokens = True
         return raw
+
+
+def _as_continued(entries: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a byte-level tokenizer's file without what it does to the start of a text, or to its letters: the
+    pieces of an answer that goes on stand as they are.
+    """
+    before: dict[str, Any] = entries.get("pre_tokenizer") or {}
+    steps = [step for step in [before, *before.get("pretokenizers", [])] if step.get("type") == "ByteLevel"]
+    for step in steps:
+        step["add_prefix_space"] = False
+    return entries | {"normalizer": None} if steps else entries
 
 
 def text_tokenizer_of(tokenizer: Tokenizer) -> TextTokenizer:

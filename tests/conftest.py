@@ -1,5 +1,7 @@
 """A tiny tokenizer, a language model, and a whole tiny plate with random weights."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from calotype.pipelines.recipe import Recipe
 from calotype.plate.training.tokenizer import make_tokenizer
 from calotype.vae.plate import PlateVAE, PlateVAEConfig
 from calotype.vae.preview import LatentPreview
+
+CHAT_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +94,32 @@ def plate_folder(tiny_plate: ImagePipeline, tmp_path_factory: pytest.TempPathFac
     """The same, saved."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_plate.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tokenizer_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random chat model in transformers' layout, with the tokenizer above."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    shutil.copy(tokenizer_path, folder / "tokenizer.json")
+    settings = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 

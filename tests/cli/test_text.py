@@ -29,5 +29,5 @@ def test_mistakes(fails, model: Path):
     assert "the prompt is empty" in fails("text", "", "--model", model)
     assert "temperature is -1.0" in fails("text", "a", "--model", model, "--temperature", "-1")
     assert "'0' is not a whole number from 1 up" in fails("text", "a", "--model", model, "--max-tokens", "0")
-    assert "cannot load 'gpt'" in fails("text", "a", "--model", "gpt")
+    assert "no folder or .gguf file 'gpt'" in fails("text", "a", "--model", "gpt")
     assert "the prompt has" in fails("text", "fox " * 100, "--model", model)
