@@ -16,7 +16,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.offset = offset
         self.shape = (width,)
-        self.weight = nn.Parameter(torch.ones(width) - offset) if affine else None
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to the same shape and dtype."""
