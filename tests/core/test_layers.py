@@ -29,6 +29,24 @@ def test_rms_norm(affine: bool) -> None:
     assert len(list(norm.parameters())) == int(affine)
 
 
+def test_rms_norm_with_an_offset_is_new_at_one() -> None:
+    norm, x = RMSNorm(6, eps=0.1, offset=1.0), torch.randn(2, 6)
+    assert norm.weight is not None
+    assert torch.equal(norm.weight, torch.zeros(6))
+    torch.testing.assert_close(norm(x), RMSNorm(6, eps=0.1)(x))
+    randomise(norm)
+    torch.testing.assert_close(norm(x), RMSNorm(6, eps=0.1, affine=False)(x) * (norm.weight + 1))
+    half = norm.bfloat16()(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), norm.float()(x.bfloat16().float()), rtol=1e-2, atol=1e-2)
+
+
+def test_rms_norm_takes_another_dtype_than_its_weights() -> None:
+    norm, x = RMSNorm(6), torch.randn(2, 6).bfloat16()
+    randomise(norm)
+    torch.testing.assert_close(norm(x), RMSNorm(6, affine=False)(x) * norm.weight)
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_layer_norm(affine: bool) -> None:
     norm = LayerNorm(6, eps=0.1, affine=affine)
@@ -58,6 +76,15 @@ def test_the_gated_mlp_has_the_gate_first() -> None:
     expected = (gate / (1 + torch.exp(-gate)) * up) @ mlp.down.weight.T + mlp.down.bias
     torch.testing.assert_close(mlp(x), expected)
     assert [name for name, _ in GatedMLP(4, 6).named_parameters()] == ["gate_up.weight", "down.weight"]
+
+
+def test_the_gated_mlp_may_have_a_gelu() -> None:
+    mlp = GatedMLP(4, 6, activation="gelu_tanh")
+    randomise(mlp)
+    x = torch.randn(2, 3, 4)
+    gate, up = (x @ mlp.gate_up.weight.T).split(6, dim=-1)
+    gate = 0.5 * gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+    torch.testing.assert_close(mlp(x), (gate * up) @ mlp.down.weight.T, rtol=1e-5, atol=1e-5)
 
 
 def test_gelu_mlp_exact_and_approximate() -> None:

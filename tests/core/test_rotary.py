@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calotype.core.rotary import Pairing, RotaryConfig, apply_rotary, grid_positions, rotary_table
+from calotype.core.rotary import Pairing, RotaryConfig, RotaryScaling, apply_rotary, grid_positions, rotary_table
 
 
 def rotate_by_complex_numbers(
@@ -80,6 +80,68 @@ def test_the_dtype_is_kept_and_the_rotation_is_computed_in_float32() -> None:
     out = apply_rotary(x, rotary)
     assert torch.equal(out, apply_rotary(x.float(), rotary).bfloat16())
     assert torch.equal(x, before)
+
+
+def turns(scaling: RotaryScaling, width: int = 16, theta: float = 100.0) -> list[float]:
+    """By what each pair's frequency is divided."""
+    plain = RotaryConfig(axes=(width,), theta=theta).frequencies[0]
+    scaled = RotaryConfig(axes=(width,), theta=theta, scaling=scaling).frequencies[0]
+    return (plain / scaled).tolist()
+
+
+def test_linear_scaling_stretches_positions() -> None:
+    assert turns(RotaryScaling(kind="linear", factor=4.0)) == pytest.approx([4.0] * 8)
+    scaled = RotaryConfig(axes=(8,), theta=50.0, scaling=RotaryScaling(kind="linear", factor=4.0))
+    plain = RotaryConfig(axes=(8,), theta=50.0)
+    far, near = torch.tensor([[8], [20]]), torch.tensor([[2], [5]])
+    torch.testing.assert_close(rotary_table(scaled, far).cos, rotary_table(plain, near).cos)
+
+
+def test_llama3_scaling_spares_what_turns_often() -> None:
+    scaling = RotaryScaling(kind="llama3", factor=8.0, original_context=64, low_frequency=1.0, high_frequency=4.0)
+    divided = turns(scaling)
+    for n, found in enumerate(divided):
+        times = 64 * 100 ** (-2 * n / 16) / (2 * math.pi)
+        smooth = min(max((times - 1) / 3, 0), 1)
+        assert found == pytest.approx(1 / ((1 - smooth) / 8 + smooth), rel=1e-5)
+    assert divided[0] == 1.0
+    assert divided[-1] == pytest.approx(8.0)
+    assert 1.01 < divided[3] < 7.9
+
+
+def test_yarn_scaling_is_a_ramp_over_pairs_with_a_gain() -> None:
+    scaling = RotaryScaling(kind="yarn", factor=4.0, original_context=256, beta_fast=16.0, beta_slow=1.0)
+    low, high = (8 * math.log(256 / (times * 2 * math.pi)) / math.log(100) for times in (16.0, 1.0))
+    low, high = math.floor(low), math.ceil(high)
+    for n, found in enumerate(turns(scaling)):
+        share = min(max((n - low) / (high - low), 0), 1)
+        assert found == pytest.approx(1 / (share / 4 + 1 - share), rel=1e-5)
+    assert scaling.gain == pytest.approx(0.1 * math.log(4) + 1)
+    assert RotaryScaling(kind="yarn", factor=0.5, original_context=8).gain == 1.0
+    assert RotaryScaling(kind="yarn", factor=4.0, original_context=8, attention_factor=1.5).gain == 1.5
+    table = rotary_table(RotaryConfig(axes=(16,), scaling=scaling), torch.zeros(1, 1))
+    torch.testing.assert_close(table.cos, torch.full((1, 1, 8), scaling.gain))
+
+
+def test_yarn_with_one_edge_for_both_ends_is_finite() -> None:
+    scaling = RotaryScaling(kind="yarn", factor=4.0, original_context=2, beta_fast=2.0, beta_slow=2.0, truncate=False)
+    assert all(math.isfinite(found) for found in turns(scaling))
+
+
+def test_divisors_are_taken_as_given() -> None:
+    divisors = tuple(float(n + 1) for n in range(8))
+    assert turns(RotaryScaling(kind="divisors", divisors=divisors)) == pytest.approx(divisors)
+    with pytest.raises(ValueError, match="3 rotary divisors for 8 pairs"):
+        turns(RotaryScaling(kind="divisors", divisors=(1.0, 2.0, 3.0)))
+
+
+def test_impossible_scalings_are_refused() -> None:
+    with pytest.raises(ValueError, match="factor is 0"):
+        RotaryScaling(kind="linear", factor=0)
+    with pytest.raises(ValueError, match="yarn rotary scaling needs the original context's length"):
+        RotaryScaling(kind="yarn", factor=2.0)
+    with pytest.raises(ValueError, match=r"frequencies 4\.0 and 1\.0 must ascend"):
+        RotaryScaling(kind="llama3", factor=2.0, original_context=8, low_frequency=4.0, high_frequency=1.0)
 
 
 def test_grid_positions_are_row_major_and_may_start_anywhere() -> None:

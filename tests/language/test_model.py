@@ -1,10 +1,14 @@
 """The language model against written-out formulas."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from calotype.core.kv_cache import ContiguousKVCache
+from calotype.core.moe import ExpertsConfig, MixtureOfExperts
 from calotype.language.model import LanguageModel, LanguageModelConfig
 
 
@@ -170,3 +174,62 @@ def test_a_model_can_be_made_without_memory() -> None:
     with torch.device("meta"):
         model = LanguageModel(config)
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@torch.no_grad()
+def test_embeddings_may_be_scaled_by_a_number_of_their_own_kind(language_model: LanguageModel) -> None:
+    config = replace(language_model.config, embedding_scale=3.3)
+    model = LanguageModel(config)
+    model.load_state_dict(language_model.state_dict())
+    ids, lengths = _ids(1, 3), torch.tensor([3])
+    states = model.hidden_states(ids, lengths, layer=0, normed=False)
+    assert torch.equal(states, language_model.embedding(ids) * 3.3)
+    half = model.bfloat16().hidden_states(ids, lengths, layer=0, normed=False)
+    assert torch.equal(half, model.embedding(ids) * torch.tensor(3.3).bfloat16())
+
+
+@torch.no_grad()
+def test_the_last_token_alone(language_model: LanguageModel) -> None:
+    ids, counts = _ids(2, 6), torch.tensor([6, 4])
+    whole = language_model.logits(ids)
+    _assert_close(language_model.logits(ids, last_only=True)[:, 0], whole[:, 5])
+    last = language_model.logits(ids, counts=counts, last_only=True)
+    assert last.shape == (2, 1, 1024)
+    _assert_close(last[:, 0], torch.stack([whole[0, 5], whole[1, 3]]))
+
+
+SIZES = {"vocab_size": 50, "width": 8, "layers": 3, "heads": 2, "kv_heads": 1, "head_width": 4, "hidden": 8}
+
+
+def test_layers_slide_as_the_config_says() -> None:
+    plain = LanguageModelConfig(**SIZES)
+    assert not any(plain.is_sliding(i) for i in range(3))
+    assert plain.local_rotary is plain.rotary
+    every = LanguageModelConfig(**SIZES, window=4)
+    assert all(every.is_sliding(i) for i in range(3))
+    mixed = LanguageModelConfig(**SIZES, window=4, sliding=(True, False, True), local_rope_theta=50.0)
+    assert [mixed.is_sliding(i) for i in range(3)] == [True, False, True]
+    assert (mixed.rotary.theta, mixed.local_rotary.theta) == (10000.0, 50.0)
+    assert plain.kv_cache_bytes_per_token(torch.float32) == 2 * 3 * 1 * 4 * 4
+    assert hash(mixed) != hash(plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 4, "sliding": (True,)}, "sliding marks 1 layers; this model has 3"),
+        ({"sliding": (True, False, False)}, "sliding layers need a window"),
+        ({"window": 0}, "window is 0"),
+        ({"local_rope_theta": 5.0}, "local_rope_theta belongs to sliding layers"),
+    ],
+)
+def test_impossible_windows_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LanguageModelConfig(**SIZES, **options)
+
+
+def test_dense_layers_keep_their_mlp() -> None:
+    experts = ExpertsConfig(count=4, active=2, hidden=6, dense_layers=(1,))
+    model = LanguageModel(LanguageModelConfig(**SIZES, experts=experts))
+    assert [isinstance(block.mlp, MixtureOfExperts) for block in model.blocks] == [True, False, True]
+    assert model.blocks[0].mlp.down.std() < 0.012 < model.blocks[0].mlp.gate_up.std()

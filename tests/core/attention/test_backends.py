@@ -27,6 +27,10 @@ MASKS = {
     "row offsets": (AttentionMask(causal=True, query_offset=torch.tensor([4, 0])), 3, 7),
     "key lengths": (AttentionMask(key_lengths=torch.tensor([5, 11])), 5, 11),
     "causal key lengths": (AttentionMask(causal=True, key_lengths=torch.tensor([3, 7])), 7, 7),
+    "window": (AttentionMask(causal=True, window=3), 7, 7),
+    "window, row offsets": (AttentionMask(causal=True, query_offset=torch.tensor([4, 0]), window=2), 3, 7),
+    "window, last token": (AttentionMask(causal=True, query_offset=8, window=4), 1, 9),
+    "key lengths, one query": (AttentionMask(key_lengths=torch.tensor([5, 9])), 1, 9),
 }
 AT_THE_END = ("full", "cross", "causal", "offset", "last token")
 
@@ -54,12 +58,14 @@ def one_query_at_a_time(call: AttentionCall) -> Tensor:
     groups = call.queries.shape[1] // call.keys.shape[1]
     offset, lengths = call.mask.query_offset, call.mask.key_lengths
     for b, h, n in torch.cartesian_prod(*(torch.arange(size) for size in call.queries.shape[:3])).tolist():
-        stop = call.keys.shape[2]
+        start, stop = 0, call.keys.shape[2]
         if call.mask.causal:
-            stop = min(stop, n + 1 + (int(offset[b]) if isinstance(offset, Tensor) else offset))
+            place = n + (int(offset[b]) if isinstance(offset, Tensor) else offset)
+            stop = min(stop, place + 1)
+            start = 0 if call.mask.window is None else max(0, place + 1 - call.mask.window)
         if lengths is not None:
             stop = min(stop, int(lengths[b]))
-        keys, values = call.keys[b, h // groups, :stop].double(), call.values[b, h // groups, :stop].double()
+        keys, values = (x[b, h // groups, start:stop].double() for x in (call.keys, call.values))
         weights = torch.exp(call.scale * (keys @ call.queries[b, h, n].double()))
         out[b, h, n] = weights @ values / weights.sum().clamp(min=1e-300)
     return out
@@ -98,8 +104,10 @@ def flex() -> FlexAttention:
         AttentionMask(causal=True, query_offset=torch.tensor([4, 0])),
         AttentionMask(key_lengths=torch.tensor([5, 11])),
         AttentionMask(causal=True, query_offset=6, key_lengths=torch.tensor([3, 9])),
+        AttentionMask(causal=True, query_offset=3, window=2),
+        AttentionMask(causal=True, query_offset=20),
     ],
-    ids=["full", "causal", "offset", "row offsets", "key lengths", "causal key lengths"],
+    ids=["full", "causal", "offset", "row offsets", "key lengths", "causal key lengths", "window", "past"],
 )
 def test_flex_equals_the_reference(mask: AttentionMask, flex: FlexAttention) -> None:
     """One shape, since each new kind of shape is traced again."""

@@ -27,6 +27,22 @@ def test_key_lengths_add_to_the_causal_mask() -> None:
     assert rows(AttentionMask(causal=True, key_lengths=lengths), 2, 3) == [["x..", "x.."], ["x..", "xx."]]
 
 
+def test_windows_hide_what_is_long_past() -> None:
+    assert rows(AttentionMask(causal=True, window=2), 4, 4) == [["x...", "xx..", ".xx.", "..xx"]]
+    assert rows(AttentionMask(causal=True, query_offset=3, window=3), 1, 4) == [[".xxx"]]
+    assert rows(AttentionMask(causal=True, window=1), 2, 3) == [["x..", ".x."]]
+    offsets = torch.tensor([0, 2])
+    assert rows(AttentionMask(causal=True, query_offset=offsets, window=2), 1, 4) == [["x..."], [".xx."]]
+    lengths = torch.tensor([2, 3])
+    mask = AttentionMask(causal=True, window=2, key_lengths=lengths)
+    assert rows(mask, 3, 3) == [["x..", "xx.", ".x."], ["x..", "xx.", ".xx"]]
+
+
+def test_a_window_that_hides_nothing_is_no_mask() -> None:
+    assert AttentionMask(causal=True, query_offset=3, window=4).dense(1, 4, CPU) is None
+    assert AttentionMask(causal=True, query_offset=3, window=3).dense(1, 4, CPU) is not None
+
+
 def test_nothing_masked_is_none() -> None:
     assert FULL.is_full
     assert FULL.dense(3, 4, CPU) is None
@@ -47,6 +63,8 @@ def test_the_dense_mask_is_built_once() -> None:
         (AttentionMask(causal=True), 3, 4, False),
         (AttentionMask(causal=True, key_lengths=torch.tensor([4])), 4, 4, False),
         (AttentionMask(causal=True, query_offset=torch.tensor([0])), 4, 4, False),
+        (AttentionMask(causal=True, window=4), 4, 4, True),
+        (AttentionMask(causal=True, window=3), 4, 4, False),
         (FULL, 4, 4, False),
     ],
 )
@@ -57,6 +75,10 @@ def test_is_causal_at_end(mask: AttentionMask, num_queries: int, num_keys: int, 
 def test_impossible_masks_are_refused() -> None:
     with pytest.raises(ValueError, match="query_offset is -1"):
         AttentionMask(causal=True, query_offset=-1)
+    with pytest.raises(ValueError, match="window is 0; it must be at least 1"):
+        AttentionMask(causal=True, window=0)
+    with pytest.raises(ValueError, match="window is 4; it must be at least 1, and the mask causal"):
+        AttentionMask(window=4)
     with pytest.raises(ValueError, match=r"key_lengths has shape \[2, 1\]"):
         AttentionMask(key_lengths=torch.tensor([[1], [2]]))
     with pytest.raises(ValueError, match=r"query_offset has shape \[1\] and torch.float32"):

@@ -121,6 +121,18 @@ CASES: list[tuple[type[AttentionBackend], Callable[[], AttentionCall], str | Non
         lambda: make_call(AttentionMask(key_lengths=LENGTHS), device="cuda", gradient=True),
         "key lengths are not supported with gradients",
     ),
+    (
+        FlashAttention,
+        lambda: make_call(AttentionMask(causal=True, window=2), device="cuda"),
+        "a sliding window is not supported",
+    ),
+    (
+        XFormersAttention,
+        lambda: make_call(AttentionMask(causal=True, window=2), device="cuda"),
+        "a sliding window is not supported",
+    ),
+    (FlashAttention, lambda: make_call(AttentionMask(causal=True, window=99), device="cuda"), None),
+    (XFormersAttention, lambda: make_call(AttentionMask(causal=True, window=99), device="cuda"), None),
     (XFormersAttention, lambda: make_call(device="cuda", dtype=torch.float32), None),
     (XFormersAttention, lambda: make_call(AttentionMask(causal=True, query_offset=3), device="cuda", num_keys=7), None),
     (

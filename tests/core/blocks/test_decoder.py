@@ -1,5 +1,7 @@
 """The decoder block against its formulas, written out token by token."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,8 +10,9 @@ from calotype.core.attention.base import AttentionMask
 from calotype.core.attention.registry import attention_selector
 from calotype.core.blocks.decoder import DecoderBlock, DecoderConfig
 from calotype.core.modulation import ScaleGate, ShiftScaleGate
+from calotype.core.moe import ExpertsConfig, Routing
 from calotype.core.rotary import RotaryConfig, apply_rotary, rotary_table
-from calotype.core.stream import BlockInputs, NoCache, Stream, run_blocks
+from calotype.core.stream import AttentionInputs, BlockInputs, NoCache, Stream, run_blocks
 
 WIDTH, HEAD = 12, 8
 
@@ -139,6 +142,58 @@ def test_every_parameter_gets_a_gradient() -> None:
     for name, parameter in block.named_parameters():
         assert parameter.grad is not None, name
         assert float(parameter.grad.abs().max()) > 0, name
+
+
+def test_norms_may_multiply_by_one_more() -> None:
+    sizes = {"width": WIDTH, "heads": 4, "kv_heads": 2, "head_width": HEAD, "hidden": 20}
+    plain = DecoderBlock(DecoderConfig(**sizes, qk_norm=True, sandwich=True))
+    offset = DecoderBlock(DecoderConfig(**sizes, qk_norm=True, sandwich=True, norm_offset=1.0))
+    offset.load_state_dict({n: w - 1 if "norm" in n else w for n, w in plain.state_dict().items()})
+    x, prepared = Stream(x=torch.randn(1, 5, WIDTH)), inputs(5, AttentionMask(causal=True))
+    torch.testing.assert_close(offset(x, prepared, NoCache(), 0).x, plain(x, prepared, NoCache(), 0).x)
+
+
+def test_scores_may_have_their_own_scale() -> None:
+    sizes = {"width": WIDTH, "heads": 4, "kv_heads": 2, "head_width": HEAD, "hidden": 20}
+    plain, scaled = DecoderBlock(DecoderConfig(**sizes)), DecoderBlock(DecoderConfig(**sizes, attention_scale=0.5))
+    weights = plain.state_dict()
+    queries = weights["attention.qkv.weight"][: 4 * HEAD]
+    scaled.load_state_dict(weights | {"attention.qkv.weight": weights["attention.qkv.weight"].clone()})
+    x, prepared = Stream(x=torch.randn(1, 5, WIDTH)), inputs(5, AttentionMask(causal=True))
+    out = scaled(x, prepared, NoCache(), 0).x
+    assert not torch.allclose(out, plain(x, prepared, NoCache(), 0).x)
+    with torch.no_grad():
+        queries.mul_(0.5 * HEAD**0.5)
+    torch.testing.assert_close(out, plain(x, prepared, NoCache(), 0).x)
+
+
+@torch.no_grad()
+def test_some_blocks_may_read_another_mask_and_other_tables() -> None:
+    block, x = make_block(qk_norm=True), Stream(x=torch.randn(1, 5, WIDTH))
+    common, other = inputs(5, AttentionMask(causal=True)), inputs(5, AttentionMask(causal=True, window=2))
+    turned = rotary_table(RotaryConfig(axes=(HEAD,), theta=7.0, pairing="half"), torch.arange(5)[:, None])
+    local = AttentionInputs(rotary=turned, mask=other.mask)
+    mixed = replace(common, special={1: local})
+    assert torch.equal(block(x, mixed, NoCache(), 0).x, block(x, common, NoCache(), 0).x)
+    assert torch.equal(block(x, mixed, NoCache(), 1).x, block(x, replace(other, rotary=turned), NoCache(), 1).x)
+    assert not torch.allclose(block(x, mixed, NoCache(), 1).x, block(x, common, NoCache(), 1).x)
+    assert mixed.of(1) is local
+    assert mixed.of(0).mask is common.mask
+
+
+@torch.no_grad()
+def test_experts_may_stand_in_the_place_of_the_mlp() -> None:
+    experts = ExpertsConfig(count=4, active=2, hidden=6)
+    sizes = {"width": WIDTH, "heads": 4, "kv_heads": 2, "head_width": HEAD, "hidden": 20}
+    block = DecoderBlock(DecoderConfig(**sizes, experts=experts))
+    for parameter in block.parameters():
+        parameter.normal_()
+    routing, x = Routing(), torch.randn(2, 5, WIDTH)
+    prepared = replace(inputs(5, AttentionMask(causal=True)), routing=routing)
+    out = block(Stream(x=x), prepared, NoCache(), 3).x
+    middle = x + block.attention(block.attention_norm(x), prepared, NoCache(), 3)
+    torch.testing.assert_close(out, middle + block.mlp(block.mlp_norm(middle)))
+    assert sum(routing.visits[3]) == 2 * 5 * 2
 
 
 def test_heads_must_divide() -> None:
