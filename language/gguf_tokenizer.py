@@ -52,13 +52,16 @@ def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> TextTokenizer:
     kind: object = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ValueError(f"{path}: a tokenizer of kind {kind!r} is not known; known are gpt2 (byte-level BPE), llama")
+    kinds = _list(metadata, "token_type", path)
+    if kinds and len(kinds) != len(tokens):
+        raise ValueError(f"{path} is corrupted: it has {len(kinds)} kinds for {len(tokens)} tokens")
     try:
         raw = _byte_level(metadata, path) if kind == "gpt2" else _sentence_piece(metadata, path)
     except ValueError:
         raise
     except Exception as error:  # the library raises plain Exception
         raise ValueError(f"{path} is corrupted: its vocabulary makes no tokenizer ({error})") from error
-    _add_special(raw, tokens, _list(metadata, "token_type", path))
+    _add_special(raw, tokens, kinds)
     ids = _named_ids(metadata, tokens, path)
     _mark_ends(raw, metadata, {name: (tokens[index], index) for name, index in ids.items()})
     default, named = _templates(metadata)

@@ -64,17 +64,15 @@ def _half(blocks: Tensor, start: int) -> Tensor:
     return blocks[:, start : start + 2].view(torch.float16).float()
 
 
-def _bit_fields(packed: Tensor, out: Tensor) -> None:
-    """Bytes [..., w] to out [..., n, w]: field n holds bits n * 8 / count and up."""
-    bits = 8 // out.shape[-2]
-    for field in range(out.shape[-2]):
-        shifted = packed >> (bits * field) if field else packed
-        out[..., field, :].copy_(shifted & ((1 << bits) - 1))
+def _fields(packed: Tensor, bits: int) -> Tensor:
+    """Numbers of `bits` bits in bytes [..., w]: [..., 8 / bits, w] uint8, the lowest bits first."""
+    packed = packed.contiguous()
+    return torch.stack([(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)], dim=-2)
 
 
 def _nibbles(packed: Tensor, values: Tensor, groups: int) -> None:
     """[N, bytes] to values: in each of `groups` equal runs all low nibbles come first, then the high ones."""
-    _bit_fields(packed.unflatten(1, (groups, -1)), values.view(len(values), groups, 2, -1))
+    values.view(len(values), groups, 2, -1).copy_(_fields(packed.unflatten(1, (groups, -1)), 4))
 
 
 def _fifth_bits(packed: Tensor, values: Tensor) -> None:
@@ -131,16 +129,13 @@ def _q4_k(blocks: Tensor, values: Tensor) -> None:
 
 def _q5_k(blocks: Tensor, values: Tensor) -> None:
     _nibbles(blocks[:, 48:], values, 4)
-    high = torch.empty(len(values), 8, 32, dtype=torch.uint8, device=values.device)
-    _bit_fields(blocks[:, 16:48], high)
-    values.view(len(values), 8, 32).add_(high, alpha=16)
+    values.view(len(values), 8, 32).add_(_fields(blocks[:, 16:48], 1), alpha=16)
     _k_affine(blocks, values)
 
 
 def _q6_k(blocks: Tensor, values: Tensor) -> None:
     _nibbles(blocks[:, :128], values, 2)
-    high = torch.empty(len(values), 2, 4, 32, dtype=torch.uint8, device=values.device)
-    _bit_fields(blocks[:, 128:192].unflatten(1, (2, 32)), high)
+    high = _fields(blocks[:, 128:192].unflatten(1, (2, 32)), 2)
     values.view(len(values), 2, 4, 32).add_(high, alpha=16).sub_(32)
     scales = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
     values.view(len(values), 16, 16).mul_(scales[..., None])
