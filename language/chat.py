@@ -153,7 +153,13 @@ def _environment() -> "Environment":
         trim_blocks=True, lstrip_blocks=True, extensions=[_generation_tag(), "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_raise, strftime_now=_now, dict=_Dict(), namespace=_namespace())
+    given: dict[str, Any] = {
+        "raise_exception": _raise,
+        "strftime_now": _now,
+        "dict": _Dict(),
+        "namespace": _namespace(),
+    }
+    cast(dict[str, Any], environment.globals).update(given)
     return environment
 
 

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
     from .tokenizer import TextTokenizer
 
-# Space between the parts of a JSON text is optional, but cannot go on for ever.
-_WHITESPACE = r"[ \n\t]{0,16}"
+# Between the parts of a JSON text: nothing, a space, or a new line and its indentation. More would let models dally.
+_WHITESPACE = r"( |\n {0,24})?"
 
 
 class Constraint:
@@ -24,7 +22,7 @@ class Constraint:
     def __init__(self, grammar: str, tokenizer: "TextTokenizer") -> None:
         from llguidance import LLMatcher
 
-        self._matcher: LLMatcher = LLMatcher(tokenizer.grammar_tokenizer, grammar, log_level=0)
+        self._matcher = LLMatcher(tokenizer.grammar_tokenizer, grammar, log_level=0)
         self._check()
 
     def mask(self) -> Tensor:

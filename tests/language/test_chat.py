@@ -38,7 +38,8 @@ LLAMA3 = """{{- bos_token }}
 {{- system_message + "<|eot_id|>" }}
 {%- for message in messages %}
     {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+        {{- message['content'] | trim + '<|eot_id|>' }}
     {%- elif 'tool_calls' in message %}
         {%- if not message.tool_calls|length == 1 %}
             {{- raise_exception("This model only supports single tool-calls at once!") }}
@@ -100,7 +101,8 @@ QWEN3 = """{%- if tools %}
         {{- content }}
         {%- for tool_call in message.tool_calls or [] %}
             {%- set call = tool_call.function or tool_call %}
-            {{- '\\n<tool_call>\\n{"name": "' ~ call.name ~ '", "arguments": ' ~ (call.arguments | tojson) ~ '}\\n</tool_call>' }}
+            {{- '\\n<tool_call>\\n{"name": "' ~ call.name ~ '", "arguments": ' ~ (call.arguments | tojson) }}
+            {{- '}\\n</tool_call>' }}
         {%- endfor %}
         {%- endgeneration %}
         {{- '<|im_end|>\\n' }}
@@ -244,7 +246,7 @@ def test_messages_are_left_alone() -> None:
 
 
 def test_members_of_enumerations_are_text() -> None:
-    class Role(str, enum.Enum):
+    class Role(enum.StrEnum):
         USER = "user"
 
     assert render_chat("{{ messages[0].role }}", [{"role": Role.USER, "content": ""}]) == "user"
@@ -292,7 +294,7 @@ def test_what_a_template_refuses_is_an_error(template: str, messages: list[dict[
 
 
 def test_tools_that_cannot_be_described_are_refused() -> None:
-    with pytest.raises(ValueError, match="no schema can be made of the tool .*no docstring"):
+    with pytest.raises(ValueError, match=r"no schema can be made of the tool .*no docstring"):
         render_chat(QWEN3, [USER], tools=[lambda x: x])
     with pytest.raises(ValueError, match="a tool is 5; it must be a JSON schema or a function"):
         render_chat(QWEN3, [USER], tools=[5])  # pyright: ignore[reportArgumentType]

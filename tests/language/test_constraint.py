@@ -115,7 +115,7 @@ def test_no_constraint_is_none(tokenizer: TextTokenizer) -> None:
 def test_schemas_that_cannot_be_enforced_are_refused(tokenizer: TextTokenizer) -> None:
     with pytest.raises(ValueError, match='Unimplemented keys: \\["uniqueItems"\\]'):
         json_constraint({"type": "array", "uniqueItems": True}, tokenizer)
-    with pytest.raises(ValueError, match="json_schema is .* it must be JSON data"):
+    with pytest.raises(ValueError, match=r"json_schema is .* it must be JSON data"):
         json_constraint({"type": object()}, tokenizer)
     with pytest.raises(ValueError, match="look-around"):
         regex_constraint("a(?=b)", tokenizer)

@@ -29,12 +29,13 @@ def _byte_level(*, strip: bool = False) -> TextTokenizer:
 
 def _sentence_piece(*parts: "decoders.Decoder") -> TextTokenizer:
     return _raw(
-        [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁▁", "▁fox", "▁the", "en", "狐", "?", "<0xZZ>"], _of(parts)
+        [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁▁", "▁fox", "▁the", "en", "狐", "?", "<0xZZ>"],
+        _of([*parts]),
     )
 
 
-def _of(parts: "tuple[decoders.Decoder, ...]") -> "decoders.Decoder":
-    return decoders.Sequence(list(parts)) if len(parts) > 1 else parts[0]
+def _of(parts: "list[decoders.Decoder]") -> "decoders.Decoder":
+    return decoders.Sequence(parts) if len(parts) > 1 else parts[0]
 
 
 SPACES, BYTES, FUSE = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()

@@ -152,7 +152,7 @@ def test_log_probabilities_are_the_models_own() -> None:
 def test_logits_that_are_not_finite_are_refused(value: float) -> None:
     logits = torch.tensor([0.0, value, 1.0])
     for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(logit_bias={0: 1.0})):
-        with pytest.raises(FloatingPointError, match="the best logit is (nan|inf)"):
+        with pytest.raises(FloatingPointError, match=r"the best logit is (nan|inf)"):
             Chooser(sampling, []).choose(logits)
     with pytest.raises(FloatingPointError, match="the best logit is -inf"):
         Chooser(Sampling(), []).choose(torch.full((3,), -math.inf))

@@ -263,7 +263,7 @@ def test_folders_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
     ):
         load_text_tokenizer(tmp_path)
     _folder(tmp_path, _byte_level(), {"tokenizer_config.json": "{"})
-    with pytest.raises(ValueError, match="tokenizer_config.json is not JSON"):
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json is not JSON"):
         load_text_tokenizer(tmp_path)
     _folder(tmp_path, None, {"tokenizer_config.json": []})
     with pytest.raises(ValueError, match="does not hold named entries"):
