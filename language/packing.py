@@ -1,20 +1,23 @@
-"""A language model whose big matrices stay in few bits."""
+"""Language models with packed weights: fewer bytes for each decoded token, at an error that is reported."""
 
-from torch import nn
-
-from ..core.ops.packed import Kind, PackingReport, pack_linears
+from ..core.ops.packed import Kind, PackedLinear, PackingReport, pack_linears
 from .model import LanguageModel
 
 
 def pack_language_model(model: LanguageModel, kind: Kind) -> PackingReport:
-    """Pack every matrix of `model`, in place, and report the error. The head too: where it is the embedding, the
-    embedding stays as it is beside it, since of that a token reads one row only. Experts stay as they are.
+    """Pack, in place, the matrices that each token is multiplied by; embeddings, routers and experts stay as they are.
+
+    The head always gets 8 bits: it is where 4 cost most. A head that is the embedding transposed becomes a packed copy
+    beside it, since of an embedding a token reads one row only. Matrices from Q4_0, Q4_1 and Q4_K files keep their
+    4-bit grids under "int4".
 
     Raises:
-        ValueError: an unknown kind, or weights without values.
+        ValueError: an unknown kind, or a model without values (meta device).
     """
-    if model.head is None:
-        vocab_size, width = model.embedding.weight.shape
-        model.head = nn.Linear(width, vocab_size, bias=False, device="meta")
-        model.head.weight = model.embedding.weight
-    return pack_linears(model, kind)
+    report = pack_linears(model, kind, skip=lambda name: name == "head" or name.endswith("router"))
+    is_tied = model.head is None
+    weight = model.embedding.weight if is_tied else model.get_parameter("head.weight")
+    head = PackedLinear(weight, None, "int8")
+    model.head = head
+    packed = head.report("head", 0 if is_tied else weight.nbytes)
+    return PackingReport(weights=(*report.weights, packed))
