@@ -6,10 +6,13 @@ Legend: N layers, Hkv key/value heads, S tokens in a block, Dh width of a head.
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import TypeAlias
 
 import torch
 
 from .base import check_sizes
+
+Key: TypeAlias = bytes  # stands for the tokens of a full block and all before it
 
 
 class PagedPool:
@@ -43,8 +46,8 @@ class PagedPool:
         )
         self._free = list(range(num_blocks - 1, -1, -1))
         self._num_holders = [0] * num_blocks
-        self._block_of: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
+        self._block_of: dict[Key, int] = {}
+        self._key_of: dict[int, Key] = {}
 
     @property
     def num_free(self) -> int:
@@ -84,18 +87,18 @@ class PagedPool:
             self._num_holders[block] = 1
         return taken
 
-    def hold(self, key: bytes) -> int | None:
+    def hold(self, key: Key) -> int | None:
         """The full block registered under `key`, with one holder more; None if there is none."""
         block = self._block_of.get(key)
         if block is not None:
             self._num_holders[block] += 1
         return block
 
-    def holds(self, key: bytes) -> bool:
+    def holds(self, key: Key) -> bool:
         """Whether a full block is registered under `key`."""
         return key in self._block_of
 
-    def register(self, key: bytes, block: int) -> None:
+    def register(self, key: Key, block: int) -> None:
         """Let others find the full `block`, unless another is registered under `key` already."""
         if key not in self._block_of and block not in self._key_of:
             self._block_of[key] = block
@@ -116,14 +119,14 @@ class TokenChain:
     def __init__(self, tokens: Sequence[int], block_size: int) -> None:
         self.tokens = list(tokens)
         self.block_size = block_size
-        self._keys: list[bytes] = []
+        self._keys: list[Key] = []
 
     @property
     def num_full(self) -> int:
         """The number of full blocks."""
         return len(self.tokens) // self.block_size
 
-    def key(self, block: int) -> bytes:
+    def key(self, block: int) -> Key:
         """The key of full block `block`; equal for equal tokens from the first to this block's last only."""
         while len(self._keys) <= block:
             start = len(self._keys) * self.block_size

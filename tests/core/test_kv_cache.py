@@ -124,6 +124,12 @@ def test_ragged_rows_equal_single_rows(blocks: list[DecoderBlock], kind: str) ->
         torch.testing.assert_close(torch.cat(results[b]), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_ring_as_long_as_the_text_is_the_contiguous_cache_bit_for_bit(blocks: list[DecoderBlock]) -> None:
+    x, plain, windowed = torch.randn(2, 9, WIDTH), contiguous(2), ring(2, window=9, chunk=1)
+    for num_new, counts in ((4, [4, 2]), (1, [1, 1]), (3, [3, 2]), (1, [1, 1])):
+        assert torch.equal(step(blocks, x[:, :num_new], plain, counts), step(blocks, x[:, :num_new], windowed, counts))
+
+
 @every_kind
 def test_nothing_counts_before_advance(blocks: list[DecoderBlock], kind: str) -> None:
     make, windows = KINDS[kind]

@@ -116,6 +116,36 @@ def test_each_gets_what_it_would_get_alone(num_blocks: int, window: int | None, 
     assert _is_empty(scheduler)
 
 
+class Recording(Chooser):
+    """Also keeps how far apart the two best logits were, relative to the best."""
+
+    def __init__(self, sampling: Sampling, ids: Sequence[int]) -> None:
+        super().__init__(sampling, ids)
+        self.gaps: list[float] = []
+
+    def choose(self, logits: Tensor) -> Choice:
+        best, second = logits.topk(2).values.tolist()
+        self.gaps.append((best - second) / abs(best))
+        return super().choose(logits)
+
+
+def test_in_bfloat16_tokens_part_only_where_two_are_alike() -> None:
+    """bfloat16 keeps 8 bits: logits within 2^-5 of each other count as alike here."""
+    model, requests = _model().bfloat16(), _requests(6, seed=3, longest=12)
+    scheduler = Scheduler[Choice](model, max_rows=4, num_blocks=40, block_size=4, prefill_chunk=16)
+    prompts = [request.ids for request in requests]
+    tickets = [scheduler.submit(ids, Chooser(Sampling(), ids), max_tokens=8) for ids in prompts]
+    results = scheduler.run_all()
+    num_equal = 0
+    for ids, ticket in zip(prompts, tickets, strict=True):
+        chooser = Recording(Sampling(), ids)
+        alone, together = _ids(list(generate_tokens(model, ids, chooser, max_tokens=8))), _ids(results[ticket])
+        parts = [n for n in range(8) if alone[n] != together[n]]
+        assert not parts or chooser.gaps[parts[0]] < 2**-5
+        num_equal += not parts
+    assert num_equal >= 3
+
+
 def test_two_hundred_requests_that_come_and_go(model: LanguageModel) -> None:
     dice, requests = random.Random(5), _requests(200, seed=2)
     scheduler = Scheduler[Choice](model, max_rows=8, num_blocks=40, block_size=8, prefill_chunk=32)
