@@ -3,7 +3,7 @@
 Legend: T tokens, D width, E experts, K experts per token, h width inside an expert, N = T K visits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,31 +99,29 @@ def experts_grouped(call: ExpertCall) -> Tensor:
     once, and nothing is added out of order.
     """
     num_tokens, per_token = call.chosen.shape
-    visits = call.chosen.flatten()
-    if num_tokens == 1:
-        rows, experts = call.tokens.expand(per_token, -1), visits
-    else:
-        experts, order = visits.sort(stable=True)
-        rows = call.tokens[order // per_token]
-    product = _kernel_products if _has_kernel(call) else _segment_products
-    h = product(gated(product(rows, call.gate_up, experts), call.activation), call.down, experts)
-    if num_tokens > 1:
-        h = torch.empty_like(h).index_copy(0, order, h)
+    experts, order = call.chosen.flatten().sort(stable=True)
+    multiply = _by_kernel(experts, len(call.down)) if _has_kernel(call) else _by_segments(experts)
+    h = gated(multiply(call.tokens[order // per_token], call.gate_up), call.activation)
+    h = multiply(h, call.down)
+    h = torch.empty_like(h).index_copy(0, order, h)
     return torch.bmm(call.shares[:, None], h.view(num_tokens, per_token, -1))[:, 0]
 
 
-def _segment_products(rows: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-    """Row n times the transposed matrix of `experts[n]` (equal ones are neighbours): [N, in] to [N, out]."""
-    touched, counts = experts.unique_consecutive(return_counts=True)
-    parts = rows.split(counts.tolist())
-    products = [functional.linear(part, weights[e]) for part, e in zip(parts, touched.tolist(), strict=True)]
-    return torch.cat(products)
+def _by_segments(experts: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """A product of rows [N, in] and weights [E, out, in], row n with the matrix `experts[n]` (ascending): [N, out]."""
+    touched, counts = (each.tolist() for each in experts.unique_consecutive(return_counts=True))
+
+    def multiply(rows: Tensor, weights: Tensor) -> Tensor:
+        parts = zip(rows.split(counts), touched, strict=True)
+        return torch.cat([functional.linear(part, weights[expert]) for part, expert in parts])
+
+    return multiply
 
 
-def _kernel_products(rows: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+def _by_kernel(experts: Tensor, count: int) -> Callable[[Tensor, Tensor], Tensor]:
     """The same by torch's grouped kernel, without waiting for the device to tell the counts."""
-    ends = experts.bincount(minlength=len(weights)).cumsum(0).to(torch.int32)
-    return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+    ends = experts.bincount(minlength=count).cumsum(0).to(torch.int32)
+    return lambda rows, weights: functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 
 def _has_kernel(call: ExpertCall) -> bool:

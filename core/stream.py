@@ -37,8 +37,8 @@ class BlockInputs:
     """What the blocks of one evaluation read and never change (a denoiser's `Prepared` gives one per evaluation).
 
     `modulation[i]` holds block i's modulations, one per sublayer, or the whole is empty for unmodulated models.
-    `special[i]` replaces `rotary` and `mask` in block i (sliding windows). `routing`, where given, is told which experts
-    each block used.
+    `special[i]` replaces `rotary` and `mask` in block i (sliding windows). `routing`, where given, is told which
+    experts each block used.
     """
 
     rotary: Rotary

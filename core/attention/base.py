@@ -17,10 +17,10 @@ class AttentionMask:
     """Which keys each query sees. Conditions add up; without any, every query sees every key.
 
     `causal`: query n stands at place `query_offset` + n and sees the keys up to its own place. The offset is one
-    number, or [B] int64 where rows differ (a ragged batch that continues from a cache). `window`, with `causal` only: of
-    these, the last `window` keys (a query at place p sees the places over p - window). `key_lengths` [B] int64: row b
-    sees its first `key_lengths[b]` keys. A query that sees no key at all gets zeros from every backend, never NaN. The
-    tensors must not be changed afterwards.
+    number, or [B] int64 where rows differ (a ragged batch that continues from a cache). `window`, with `causal` only:
+    of these, the last `window` keys (a query at place p sees the places over p - window). `key_lengths` [B] int64: row
+    b sees its first `key_lengths[b]` keys. A query that sees no key at all gets zeros from every backend, never NaN.
+    The tensors must not be changed afterwards.
     """
 
     causal: bool = False

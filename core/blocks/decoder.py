@@ -95,9 +95,9 @@ class SelfAttention(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.heads = [config.heads, config.kv_heads, config.kv_heads]
         self.scale = config.head_width**-0.5 if config.attention_scale is None else config.attention_scale
-        self.qkv = nn.Linear(config.width, sum(self.heads) * config.head_width, bias=config.qkv_bias)
+        num_heads = config.heads + 2 * config.kv_heads
+        self.qkv = nn.Linear(config.width, num_heads * config.head_width, bias=config.qkv_bias)
         self.output = nn.Linear(config.heads * config.head_width, config.width, bias=False)
         self.query_norm = config.norm(config.head_width) if config.qk_norm else nn.Identity()
         self.key_norm = config.norm(config.head_width) if config.qk_norm else nn.Identity()
@@ -105,14 +105,14 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
         """[B, L, D] to [B, L, D]."""
         rows, length, _ = x.shape
-        here = prepared.of(i)
+        here, num_queries, num_turned = prepared.of(i), self.config.heads, self.config.heads + self.config.kv_heads
         heads = self.qkv(x).view(rows, length, -1, self.config.head_width).transpose(1, 2)
-        num_turned = self.heads[0] + self.heads[1]
         turned = heads[:, :num_turned]  # queries and keys turn together
         if self.config.qk_norm:
-            queries, keys = turned.split(self.heads[:2], dim=1)
+            queries, keys = turned[:, :num_queries], turned[:, num_queries:]
             turned = torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=1)
-        queries, keys = apply_rotary(turned, here.rotary).split(self.heads[:2], dim=1)
+        turned = apply_rotary(turned, here.rotary)
+        queries, keys = turned[:, :num_queries], turned[:, num_queries:]
         keys, values = cache.update(i, keys, heads[:, num_turned:])
         call = AttentionCall(queries=queries, keys=keys, values=values, mask=here.mask, scale=self.scale)
         return self.output(prepared.attention(call).transpose(1, 2).reshape(rows, length, -1))

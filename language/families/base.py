@@ -94,8 +94,7 @@ class Entries:
 
 
 def plain_config(entries: Entries, *, theta: float = 10000.0, tie_embeddings: bool = False) -> LanguageModelConfig:
-    """What all families share: sizes, norms, rotary embedding; `theta` and `tie_embeddings` where the config is silent.
-    """
+    """What all families share: sizes, norms, rotary embedding; `theta`, `tie_embeddings` where the config is silent."""
     width, heads = entries.size("hidden_size"), entries.size("num_attention_heads")
     context = entries.size("max_position_embeddings", 2048)
     base, scaling = read_rotary(entries.values, theta=theta, context=context)

@@ -1,4 +1,4 @@
-"""The rotary embedding in transformers configs: the newer `rope_parameters`, the older `rope_theta` + `rope_scaling`."""
+"""The rotary embedding in transformers configs: `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
 
 import math
 from collections.abc import Mapping

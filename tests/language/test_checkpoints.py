@@ -201,7 +201,7 @@ def test_sources_that_are_here(tmp_path: Path) -> None:
     assert resolve_source(file) == file
     other = tmp_path / "model.txt"
     other.write_bytes(b"")
-    with pytest.raises(ValueError, match="a folder, a .gguf file or a hub id"):
+    with pytest.raises(ValueError, match=r"a folder, a \.gguf file or a hub id"):
         resolve_source(other)
 
 
