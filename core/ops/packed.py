@@ -137,7 +137,8 @@ class PackedLinear(nn.Module):
         rows = x.reshape(-1, self.in_features)
         is_worth_it = self.kind == "int4" or len(rows) <= _FEW_ROWS
         if self.has_kernel and is_worth_it and rows.device.type == "cpu":
-            y = _product(self.kind, rows.to(self.scales.dtype), self.packed, self.scales).to(x.dtype)
+            rows = rows.to(self.scales.dtype).contiguous()  # as the kernels want it
+            y = _product(self.kind, rows, self.packed, self.scales).to(x.dtype)
         else:
             y = functional.linear(rows, self.unpacked(x.dtype))
         y = y if self.bias is None else y + self.bias
