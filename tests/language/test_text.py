@@ -109,9 +109,7 @@ def test_marks_are_never_said(text_model: TextModel, tokenizer: Tokenizer) -> No
 
 
 def test_mistakes_are_refused_at_once(text_model: TextModel) -> None:
-    with pytest.raises(
-        ValueError, match="the prompt has 61 tokens; at most 39 leave room in the context of 40"
-    ):
+    with pytest.raises(ValueError, match="the prompt has 61 tokens; at most 39 leave room in the context of 40"):
         text_model.stream("fox " * 60)
     with pytest.raises(ValueError, match="temperature is -1"):
         text_model.stream("fox", temperature=-1)
