@@ -5,6 +5,8 @@ from typing import Literal, TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .ops.row_product import Linear
+
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 
 
@@ -22,8 +24,8 @@ class GatedMLP(nn.Module):
     def __init__(self, width: int, hidden: int, *, bias: bool = False, activation: Activation = "silu") -> None:
         super().__init__()
         self.activation: Activation = activation
-        self.gate_up = nn.Linear(width, 2 * hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
+        self.gate_up = Linear(width, 2 * hidden, bias=bias)
+        self.down = Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to [..., width]."""

@@ -7,7 +7,6 @@ import dataclasses
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..core.attention.base import AttentionMask, AttentionSelector
 from ..core.attention.registry import attention_selector
@@ -15,6 +14,7 @@ from ..core.blocks.decoder import DecoderBlock
 from ..core.kv_cache import KVCache
 from ..core.moe import Routing
 from ..core.norms import RMSNorm
+from ..core.ops.row_product import Linear, linear
 from ..core.rotary import rotary_table
 from ..core.stream import AttentionInputs, BlockInputs, Cache, NoCache, Stream, run_blocks
 from .config import LanguageModelConfig
@@ -36,7 +36,7 @@ class LanguageModel(nn.Module):
         self.norm = RMSNorm(config.width, eps=config.norm_eps, offset=config.norm_offset)
         self.head: nn.Module | None = None
         if not config.tie_embeddings:
-            self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+            self.head = Linear(config.width, config.vocab_size, bias=False)
         self._full = [i for i in range(config.layers) if not config.is_sliding(i)]
         self._sliding = [i for i in range(config.layers) if config.is_sliding(i)]
         self._initialise()
@@ -127,7 +127,7 @@ class LanguageModel(nn.Module):
 
     def _head(self, x: Tensor) -> Tensor:
         x = self.norm(x)
-        return functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        return linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
     def _initialise(self) -> None:
         """Normal weights of 0.02; what is added to the residual stream is smaller by sqrt(2 layers) (GPT-2)."""

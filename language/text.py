@@ -60,8 +60,8 @@ class TextModel:
 
     Options are those of `Sampling` (max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, logit_bias, seed,
     stop, stop_tokens, logprobs, json_schema, regex) and, for messages, `tools` and `enable_thinking`. `banned` tokens
-    never come; `expand_token` asks a model trained for it to rewrite a prompt; `packing` tells the error of weights kept
-    in few bits.
+    never come; `expand_token` asks a model trained for it to rewrite a prompt; `packing` tells the error of weights
+    kept in few bits.
     """
 
     language_model: LanguageModel

@@ -12,6 +12,7 @@ from ..attention.base import AttentionCall
 from ..mlp import Activation, GatedMLP
 from ..moe import ExpertsConfig, MixtureOfExperts
 from ..norms import RMSNorm
+from ..ops.row_product import Linear
 from ..rotary import apply_rotary
 from ..stream import BlockInputs, Cache, Stream
 
@@ -97,8 +98,8 @@ class SelfAttention(nn.Module):
         self.config = config
         self.scale = config.head_width**-0.5 if config.attention_scale is None else config.attention_scale
         num_heads = config.heads + 2 * config.kv_heads
-        self.qkv = nn.Linear(config.width, num_heads * config.head_width, bias=config.qkv_bias)
-        self.output = nn.Linear(config.heads * config.head_width, config.width, bias=False)
+        self.qkv = Linear(config.width, num_heads * config.head_width, bias=config.qkv_bias)
+        self.output = Linear(config.heads * config.head_width, config.width, bias=False)
         self.query_norm = config.norm(config.head_width) if config.qk_norm else nn.Identity()
         self.key_norm = config.norm(config.head_width) if config.qk_norm else nn.Identity()
 
