@@ -18,20 +18,7 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from .gguf_file import GGUFFile
-from .row_operations import Shape
 from .stored_tensor import StoredTensor
-
-__all__ = [
-    "DTYPES",
-    "Files",
-    "Header",
-    "Shape",
-    "StoredTensor",
-    "file_digest",
-    "read_checkpoint",
-    "read_header",
-    "resolve_files",
-]
 
 Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

@@ -13,11 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from .checkpoint import Files, StoredTensor, read_checkpoint
+from .checkpoint import Files, read_checkpoint
 from .gguf_file import map_bytes, stored_view
 from .key_map import Fill, KeyMap, PlacedPart, named_weights
 from .ops.dequantise import dequantise, dequantise_into
 from .row_operations import Operation, Reshape, Shape, apply_view
+from .stored_tensor import StoredTensor
+
+_VALUES_AT_ONCE = 1 << 22
 
 
 class WeightSource:
@@ -104,6 +107,19 @@ class WeightSource:
             return
         view = apply_view(operations, stored if tensor.blocks is None else dequantise(tensor.blocks, stored))
         rows.view(view.shape).copy_(view)
+
+
+def are_equal(a: StoredTensor, b: StoredTensor) -> bool:
+    """Whether two stored tensors have one format, one shape and the same values; read some at a time.
+
+    Raises:
+        ValueError: a file that is not what its name says.
+    """
+    if (a.shape, a.dtype, a.blocks) != (b.shape, b.dtype, b.blocks):
+        return False
+    files = _open(a.file), _open(b.file)  # mapped as long as their parts are read
+    x, y = (file.view(each).flatten().split(_VALUES_AT_ONCE) for file, each in zip(files, (a, b), strict=True))
+    return all(torch.equal(one, other) for one, other in zip(x, y, strict=True))
 
 
 class _OpenFile(Protocol):

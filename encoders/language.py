@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ..language.model import LanguageModel
+from ..language.padding import padded
 from ..language.tokenizer import Tokenizer
 from .base import EncodedText
 
@@ -45,7 +45,7 @@ class LanguageModelEncoder:
             raise ValueError("no prompts to encode; give at least one (it may be empty)")
         rows, warnings = self.tokens(prompts)
         device = self.language_model.embedding.weight.device
-        ids, lengths = _padded(rows, self.tokenizer.special.pad)
+        ids, lengths = padded(rows, self.tokenizer.special.pad), torch.tensor([len(row) for row in rows])
         states = self.language_model.hidden_states(
             ids.to(device), lengths.to(device), layer=self.layer, normed=self.normed
         )
@@ -69,10 +69,3 @@ class LanguageModelEncoder:
 
 def _beginning(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-def _padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Ids [B, L] padded at the end, and lengths [B]."""
-    longest = max(len(row) for row in rows)
-    ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
-    return ids, torch.tensor([len(row) for row in rows])

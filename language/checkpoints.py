@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
 
 from ..core.attention.base import AttentionSelector
-from ..core.checkpoint import StoredTensor, read_checkpoint
+from ..core.checkpoint import read_checkpoint
 from ..core.loading import build_on_meta, load_weights
+from ..core.stored_tensor import StoredTensor
+from ..core.weight_source import are_equal
 from .config import LanguageModelConfig
 from .families import family_of
 from .families.keys import HEAD
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _EMBEDDING = "embed_tokens.weight"
-_ROWS_AT_ONCE = 4096
 _INDEX = "model.safetensors.index.json"
 _SMALL_FILES = (
     "config.json",
@@ -122,16 +122,7 @@ def _head_is_tied(tensors: Mapping[str, StoredTensor]) -> bool:
     embedding = next((each for name, each in tensors.items() if name.endswith(_EMBEDDING)), None)
     if head is None or embedding is None:
         return True
-    return head.shape == embedding.shape and head.dtype == embedding.dtype and _are_equal(head, embedding)
-
-
-def _are_equal(a: StoredTensor, b: StoredTensor) -> bool:
-    from safetensors import safe_open
-
-    with safe_open(a.file, framework="pt") as first, safe_open(b.file, framework="pt") as second:
-        x, y = cast(Tensor, first.get_tensor(a.name)), cast(Tensor, second.get_tensor(b.name))
-        parts = zip(x.split(_ROWS_AT_ONCE), y.split(_ROWS_AT_ONCE), strict=True)
-        return all(torch.equal(one, other) for one, other in parts)
+    return are_equal(head, embedding)
 
 
 def resolve_source(

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .byte_level import byte_alphabet
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
 
@@ -233,7 +235,4 @@ def _bytes_of(token: str) -> bytes:
 
 @functools.cache
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable ones stand for themselves, the others follow from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {character: byte for byte, character in byte_alphabet().items()}

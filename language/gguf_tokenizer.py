@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from .byte_level import byte_alphabet
 from .tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -109,20 +110,13 @@ def _pre_tokenizer(pre: str) -> Any:
 
 def _spelled(tokens: Sequence[str], kinds: Sequence[int]) -> list[str]:
     """Tokens in the byte alphabet; some files write added ones as plain text. Control tokens stay as they are."""
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     letters = frozenset(alphabet.values())
     whole = [kind in (_CONTROL, _USER_DEFINED) for kind in kinds] or [False] * len(tokens)
     return [
         token if is_whole or letters.issuperset(token) else "".join(alphabet[byte] for byte in token.encode())
         for token, is_whole in zip(tokens, whole, strict=True)
     ]
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """The visible character that stands for each byte (Radford et al. 2019)."""
-    visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
 def _sentence_piece(metadata: Mapping[str, Any], path: Path) -> "RawTokenizer":

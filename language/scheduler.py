@@ -16,6 +16,7 @@ from ..core.kv_cache.base import check_sizes
 from ..core.moe import Routing
 from .generate import ChosenT, TokenChooser, room_after
 from .model import LanguageModel
+from .padding import padded
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -288,9 +289,9 @@ class Scheduler(Generic[ChosenT]):
             return
         counts = [count for _, count in rows]
         longest = max(counts)
-        ids = [_padded(request.next_tokens(count), longest) for request, count in rows]
+        ids = padded([request.next_tokens(count) for request, count in rows])
         logits = self._model.logits(
-            torch.tensor(ids, device=self._model.embedding.weight.device),
+            ids.to(self._model.embedding.weight.device),
             cache=self._cache([request for request, _ in rows], counts),
             counts=None if min(counts) == longest else torch.tensor(counts),
             last_only=True,
@@ -341,10 +342,6 @@ def _release(request: _Request[ChosenT]) -> None:
     for sequence in request.sequences:
         sequence.release()
     request.sequences = []
-
-
-def _padded(ids: Sequence[int], length: int) -> list[int]:
-    return [*ids, *[0] * (length - len(ids))]
 
 
 def _most_blocks(pool: PagedPool, num_tokens: int, chunk: int) -> int:

@@ -19,6 +19,7 @@ from .chat import Message, Tool, opens_reasoning, render_chat
 from .completion import Assembler, Completion, Context, FinishReason, GenerationTimings, Piece
 from .generate import cache_for, generate_tokens, room_after
 from .model import LanguageModel
+from .padding import padded
 from .sampling import Choice, Chooser, Sampling, SamplingOptions, sampling_from
 from .scheduler import Scheduler, Ticket
 from .tokenizer import TextTokenizer
@@ -169,8 +170,7 @@ class TextModel:
         """
         rows = self._rows_to_embed((texts,) if isinstance(texts, str) else texts, pooling)
         lengths = torch.tensor([len(row) for row in rows], device=self._device)
-        longest = int(lengths.max())
-        ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self._device)
+        ids = padded(rows).to(self._device)
         deepest = self.language_model.config.layers
         states = self.language_model.hidden_states(
             ids, lengths, layer=deepest if layer is None else layer, normed=layer is None

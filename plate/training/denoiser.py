@@ -28,6 +28,7 @@ from ...core.stream import Block, BlockInputs, Cache, Stream
 from ...core.whole_file import whole_file
 from ...denoisers.plate import PlateDenoiser, PlateDenoiserConfig, text_mask
 from ...language.model import LanguageModel
+from ...language.padding import padded
 from ...language.tokenizer import Tokenizer, load_tokenizer
 from .language import language_config
 from .latents import read_shard
@@ -123,15 +124,6 @@ def batches(data: Data, size: int, seed: int, first: int) -> Iterator[list[int]]
             number += 1
 
 
-def padded_ids(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Token ids [B, L] padded with 0, and lengths [B]."""
-    lengths = torch.tensor([len(row) for row in rows])
-    ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row)
-    return ids, lengths
-
-
 def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
     """Noise levels [count]: logit-normal 85 %, uniform 15 %; half of them are shifted towards noise, where only the
     caption tells."""
@@ -148,9 +140,8 @@ def losses(
     """The flow-matching loss and the auxiliary loss of one batch."""
     generator = torch.Generator().manual_seed(seed[0] * 1000003 + seed[1])
     drop = torch.rand(len(rows), generator=generator) < DROPPED
-    ids, lengths = padded_ids(
-        [[BOS, EOS] if gone else data.ids[row] for row, gone in zip(rows, drop.tolist(), strict=True)]
-    )
+    prompts = [[BOS, EOS] if gone else data.ids[row] for row, gone in zip(rows, drop.tolist(), strict=True)]
+    ids, lengths = padded(prompts), torch.tensor([len(prompt) for prompt in prompts])
     with torch.no_grad():
         states = language.hidden_states(ids, lengths, layer=LAYER, normed=False)
     clean = data.latents[rows].float()[:, :, None]

@@ -22,6 +22,7 @@ from torch.nn import functional
 from ...core.attention.base import AttentionSelector
 from ...core.attention.reference import ReferenceAttention
 from ...language.model import LanguageModel, LanguageModelConfig
+from ...language.padding import padded
 from .captions import Sample, background_in, nouns_in, training_sample
 from .objects import with_article
 from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
@@ -109,7 +110,7 @@ class Sequences:
         rows = sorted((self.row(*random_texts(random, expanded)) for _ in range(count)), key=lambda row: len(row[0]))
         groups = [rows[start : start + -(-count // _BUCKETS)] for start in range(0, count, -(-count // _BUCKETS))]
         return [
-            (_padded([row[0] for row in group], PAD), _padded([row[1] for row in group], IGNORED)) for group in groups
+            (padded([row[0] for row in group], PAD), padded([row[1] for row in group], IGNORED)) for group in groups
         ]
 
     def row(self, prompt: str | None, caption: str) -> tuple[list[int], list[int]]:
@@ -120,11 +121,6 @@ class Sequences:
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).ids
-
-
-def _padded(rows: list[list[int]], fill: int) -> Tensor:
-    longest = max(len(row) for row in rows)
-    return torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
 
 
 def mean_loss(model: LanguageModel, batches: list[tuple[Tensor, Tensor]], *, backward: bool = False) -> float:

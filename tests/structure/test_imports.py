@@ -32,7 +32,7 @@ ALSO_AT_THE_TOP = {
 }
 ONLY_IN_FUNCTIONS = {
     "core": {"triton", "flash_attn", "xformers"},
-    "language": {"tokenizers", "transformers", "jinja2", "llguidance"},
+    "language": {"tokenizers", "transformers", "jinja2", "llguidance", "huggingface_hub"},
     "pipelines": {"PIL", "numpy", "safetensors", "tqdm", "huggingface_hub"},
     "plate/training": {"tokenizers"},
     "calotype": {"PIL"},
