@@ -135,7 +135,7 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def _tensors(file: Path) -> Mapping[str, StoredTensor]:
-    return GGUFFile(file).tensors if file.suffix == ".gguf" else read_header(file).tensors
+    return GGUFFile(file).tensors if file.suffix.lower() == ".gguf" else read_header(file).tensors
 
 
 def _header_length(path: Path, start: bytes, size: int) -> int:
@@ -226,7 +226,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         names = {str(name): str(shard) for name, shard in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} is not a safetensors index: it has no table 'weight_map'") from error
     for shard in names.values():
         if shard in ("", "..") or Path(shard).name != shard:

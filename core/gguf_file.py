@@ -100,11 +100,13 @@ def gguf_shards(path: Path) -> tuple[Path, ...]:
         FileNotFoundError: one of them is missing.
     """
     match = _SHARD.fullmatch(path.name)
-    numbers = range(1, int(match["total"]) + 1) if match else ()
-    shards = [path.with_name(f"{match['stem']}-{n:05d}-of-{match['total']}.gguf") for n in numbers] if match else [path]
-    for shard in shards:
-        if not shard.is_file():
-            raise FileNotFoundError(f"no weights file {shard}")
+    total = int(match["total"]) if match else 0
+    names = (f"{match['stem']}-{n:05d}-of-{match['total']}.gguf" for n in range(1, total + 1)) if match else iter(())
+    shards: list[Path] = []
+    for name in names if total else (path.name,):
+        shards.append(path.with_name(name))
+        if not shards[-1].is_file():
+            raise FileNotFoundError(f"no weights file {shards[-1]}")
     return tuple(shards)
 
 

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from .mlp import Activation, gated
 
+_MOST_EXPERTS = 4096
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
@@ -31,6 +33,8 @@ class ExpertsConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.active <= self.count:
             raise ValueError(f"{self.active} of {self.count} experts are active; it must be from 1 to all of them")
+        if self.count > _MOST_EXPERTS:
+            raise ValueError(f"there are {self.count} experts; it must be at most {_MOST_EXPERTS}")
         if self.hidden < 1:
             raise ValueError(f"the experts' hidden width is {self.hidden}; it must be at least 1")
 

@@ -150,7 +150,7 @@ class _OpenGGUF:
 
 
 def _open(file: Path) -> _OpenFile:
-    return _OpenGGUF(file) if file.suffix == ".gguf" else _OpenSafetensors(file)
+    return _OpenGGUF(file) if file.suffix.lower() == ".gguf" else _OpenSafetensors(file)
 
 
 def _keep_rows_whole(operations: tuple[Operation, ...], shape: Shape) -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jinja2.ext import Extension
 
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 _OPEN, _CLOSE = "<think>", "</think>"
 
 Message = Mapping[str, Any]
@@ -45,8 +46,10 @@ def render_chat(
     chat = _checked(messages)
     values = {**(special_tokens or {}), **(extra or {})}
     if enable_thinking is not None:
+        if type(enable_thinking) is not bool:
+            raise ValueError(f"enable_thinking is {enable_thinking!r}; it must be true, false or None")
         values["enable_thinking"] = enable_thinking
-    schemas = None if tools is None else [_schema(tool) for tool in tools]
+    schemas = None if tools is None else _schemas(tools)
     compiled = _compiled(template)
     try:
         return compiled.render(
@@ -56,7 +59,7 @@ def render_chat(
             add_generation_prompt=add_generation_prompt,
             **_plain(values, "a value for the template"),
         )
-    except (jinja2.TemplateError, TypeError, AttributeError, KeyError, IndexError) as error:
+    except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
         raise ValueError(f"the chat template refuses these messages: {error}") from error
 
 
@@ -83,7 +86,8 @@ def split_reasoning(text: str, *, opened: bool = False) -> tuple[str | None, str
 
 def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as plain data, without entries that are None, reasoning under each name that templates read."""
-    if isinstance(messages, str | Mapping) or not len(messages):
+    is_list = isinstance(cast(object, messages), Sequence) and not isinstance(messages, str | bytes)
+    if not is_list or not messages:
         raise ValueError(f"messages are {messages!r}; they must be a list of at least one role and content")
     return [_message(message, place) for place, message in enumerate(messages)]
 
@@ -120,6 +124,12 @@ def _plain(value: Any, what: str) -> Any:
     if isinstance(value, str):  # such as members of an enumeration
         return str.__str__(value)
     raise ValueError(f"{what} has {value!r}; templates get mappings, lists, texts, numbers and None only")
+
+
+def _schemas(tools: Sequence[Tool]) -> list[Any]:
+    if isinstance(tools, str | bytes) or not isinstance(cast(object, tools), Sequence):
+        raise ValueError(f"tools are {tools!r}; they must be a list of JSON schemas or functions")
+    return [_schema(tool) for tool in tools]
 
 
 def _schema(tool: Tool) -> dict[str, Any]:

@@ -54,9 +54,10 @@ def load_transformers_folder(
     """
     config = _model_config(folder)
     tokenizer = load_text_tokenizer(folder)
-    if tokenizer.vocab_size > config.vocab_size:
+    num_ids = 1 + max(tokenizer.raw.get_vocab().values(), default=-1)  # some vocabularies have gaps
+    if num_ids > config.vocab_size:
         raise ValueError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, but the model has embeddings for"
+            f"{folder}: the tokenizer has {num_ids} ids, but the model has embeddings for"
             f" {config.vocab_size} only; they do not belong together"
         )
     return load_transformers_model(folder, device=device, dtype=dtype, attention=attention), tokenizer
@@ -135,10 +136,16 @@ def resolve_source(
         FileNotFoundError: no such folder or file, or nothing downloaded yet and no network allowed or there.
         ValueError: a file of another kind; a repository that is not there or holds no model that can be read.
     """
-    path = Path(source).expanduser()
-    if path.is_dir():
+    if source == "":
+        raise ValueError("the source is ''; it must be a folder, a .gguf file or a hub id such as 'owner/name'")
+    try:
+        path = Path(source).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a user's home that is not there
+        raise FileNotFoundError(f"no folder or .gguf file {str(source)!r}: {error}") from error
+    if is_folder:
         return path
-    if path.is_file():
+    if is_file:
         if path.suffix.lower() != ".gguf":
             raise ValueError(f"cannot load {str(source)!r}: a language model is a folder, a .gguf file or a hub id")
         return path

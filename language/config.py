@@ -10,6 +10,9 @@ from ..core.mlp import Activation
 from ..core.moe import ExpertsConfig
 from ..core.rotary import RotaryConfig, RotaryScaling
 
+_MOST_LAYERS = 2048
+_MOST_WEIGHTS = 2**56
+
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig:
@@ -45,6 +48,7 @@ class LanguageModelConfig:
     tie_embeddings: bool = True
 
     def __post_init__(self) -> None:
+        self._check_sizes()
         if self.sliding and len(self.sliding) != self.layers:
             raise ValueError(f"sliding marks {len(self.sliding)} layers; this model has {self.layers}")
         if self.window is None and any(self.sliding):
@@ -53,6 +57,27 @@ class LanguageModelConfig:
             raise ValueError(f"window is {self.window}; it must be at least 1, or None")
         if self.local_rope_theta is not None and self.window is None:
             raise ValueError("local_rope_theta belongs to sliding layers; window is None")
+
+    def _check_sizes(self) -> None:
+        """Before anything is made of a config, however wrong the file that it comes from."""
+        sizes = {
+            "vocab_size": self.vocab_size,
+            "width": self.width,
+            "layers": self.layers,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_width": self.head_width,
+            "hidden": self.hidden,
+            "context_length": self.context_length,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} is {size}; it must be at least 1")
+        if self.layers > _MOST_LAYERS:
+            raise ValueError(f"layers is {self.layers}; it must be at most {_MOST_LAYERS}")
+        rows = max(self.vocab_size, self.hidden, self.heads * self.head_width, self.kv_heads * self.head_width)
+        if rows * self.width > _MOST_WEIGHTS:
+            raise ValueError(f"a matrix of {rows} x {self.width} weights is larger than any memory")
 
     def is_sliding(self, i: int) -> bool:
         """Whether layer `i` sees its last `window` tokens only."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -83,12 +83,16 @@ def check_json_schema(schema: str | Mapping[str, Any]) -> str:
     text = schema if isinstance(schema, str) else _dumped(schema)
     try:
         parsed = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"json_schema {_short(text)} is not JSON ({error})") from error
     if not isinstance(parsed, dict):
         raise ValueError(f"json_schema is {_short(text)}; it must be a JSON object, such as {{'type': 'object'}}")
-    grammar = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _WHITESPACE})
-    _check_grammar(grammar, f"json_schema {_short(text)} is not a JSON schema that can be enforced")
+    what = f"json_schema {_short(text)} is not a JSON schema that can be enforced"
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _WHITESPACE})
+    except ValueError as error:  # what its reader of JSON refuses, such as half a character
+        raise ValueError(f"{what}: {error}") from error
+    _check_grammar(grammar, what)
     return grammar
 
 
@@ -100,8 +104,8 @@ def check_regex(pattern: str) -> str:
     """
     from llguidance import LLMatcher
 
-    if type(pattern) is not str or not pattern:
-        raise ValueError(f"regex is {pattern!r}; it must be a pattern of at least one character")
+    if type(pattern) is not str or not pattern or any("\ud800" <= each <= "\udfff" for each in pattern):
+        raise ValueError(f"regex is {pattern!a}; it must be a pattern of at least one whole character")
     grammar = LLMatcher.grammar_from_regex(pattern)
     _check_grammar(grammar, f"regex {_short(pattern)} does not compile")
     return grammar
@@ -115,10 +119,12 @@ def _check_grammar(grammar: str, what: str) -> None:
         raise ValueError(f"{what}: {' '.join(message.split())}")
 
 
-def _dumped(schema: Mapping[str, Any]) -> str:
+def _dumped(schema: object) -> str:
+    if not isinstance(schema, Mapping):
+        raise ValueError(f"json_schema is {_short(repr(schema))}; it must be a mapping, or the text of a JSON object")
     try:
-        return json.dumps(dict(schema))
-    except (TypeError, ValueError) as error:
+        return json.dumps(dict(cast(Mapping[str, Any], schema)), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"json_schema is {_short(repr(schema))}; it must be JSON data ({error})") from error
 
 

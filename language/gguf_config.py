@@ -4,6 +4,7 @@ The meaning of the metadata is that of llama.cpp (`llama-model.cpp`) and of its 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ class _Entries:
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._value(name, default)
-        if type(value) not in (int, float) or not cast(float, value) > 0:
+        if type(value) not in (int, float) or not 0 < cast(float, value) < math.inf:
             raise self.senseless(name, value, "a number over 0")
         return float(cast(float, value))
 

@@ -5,9 +5,10 @@ Legend: V vocabulary, n candidates.
 
 import difflib
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .tokenizer import TextTokenizer
 
 _FIRST_HEAD, _HEAD_GROWTH = 256, 16
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -106,9 +108,9 @@ class Sampling:
     def _check_types(self) -> None:
         whole = (
             ("max_tokens", self.max_tokens),
-            ("top_k", self.top_k or 1),
+            ("top_k", 1 if self.top_k is None else self.top_k),
             ("seed", self.seed),
-            ("logprobs", self.logprobs or 0),
+            ("logprobs", 0 if self.logprobs is None else self.logprobs),
         )
         for name, value in whole:
             if type(value) is not int:
@@ -120,7 +122,7 @@ class Sampling:
             ("repetition_penalty", self.repetition_penalty),
         )
         for name, value in numbers:
-            if type(value) not in (int, float):
+            if not _is_number(value):
                 raise ValueError(f"{name} is {value!r}; it must be a number")
 
     def _check_ranges(self) -> None:
@@ -331,9 +333,18 @@ def _choice(token: int, logits: Tensor, logprobs: int | None) -> Choice:
     return Choice(token_id=token, logprob=float(logits[token] - total), top_logprobs=top)
 
 
+def _is_number(value: object) -> bool:
+    """Whether this is a number that arithmetic in double precision can take."""
+    return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
+
+
 def _check_bias(bias: Mapping[int, float]) -> None:
+    if not isinstance(cast(object, bias), Mapping):
+        raise ValueError(f"logit_bias is {bias!r}; it must be a mapping from tokens' ids to numbers")
     for token, value in bias.items():
         if type(token) is not int or token < 0:
             raise ValueError(f"logit_bias has the key {token!r}; each must be a token's id, 0 or more")
-        if type(value) not in (int, float) or math.isnan(value) or value == math.inf:
-            raise ValueError(f"logit_bias of token {token} is {value!r}; it must be a finite number, or -inf for never")
+        if not _is_number(value) or not value <= _LARGEST:
+            raise ValueError(
+                f"logit_bias of token {token} is {value!r}; it must be a finite float32 number, or -inf for never"
+            )

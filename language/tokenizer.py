@@ -194,7 +194,7 @@ def load_text_tokenizer(folder: Path) -> TextTokenizer:
     _add_tokens(raw, settings, names, folder)
     generation = _read_json(folder / "generation_config.json")
     model = _read_json(folder / "config.json")
-    eos = [*_ids(raw.token_to_id(names.get("eos_token", ""))), *_ids(_first(generation, model, "eos_token_id"))]
+    eos = [*_ids(raw.token_to_id(names.get("eos_token", "")), "eos_token"), *_given(generation, model, "eos_token_id")]
     templates = _templates(folder, settings)
     return TextTokenizer(
         raw=raw,
@@ -273,7 +273,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         entries: object = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error})") from error
     if not isinstance(entries, dict):
         raise ValueError(f"{path} does not hold named entries")
@@ -294,9 +294,8 @@ def _named_tokens(settings: Mapping[str, Any], special: Mapping[str, Any]) -> di
 
 def _content(token: Any) -> str | None:
     """The text of a token, written as such or as an entry with its properties; None for what is no token."""
-    if isinstance(token, dict):
-        return cast(dict[str, Any], token).get("content")
-    return token if isinstance(token, str) else None
+    content: Any = cast(dict[str, Any], token).get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
 
 
 def _add_tokens(raw: "RawTokenizer", settings: Mapping[str, Any], names: Mapping[str, str], folder: Path) -> None:
@@ -304,17 +303,20 @@ def _add_tokens(raw: "RawTokenizer", settings: Mapping[str, Any], names: Mapping
     from tokenizers import AddedToken
 
     known = {added.content for added in raw.get_added_tokens_decoder().values()}
-    listed: dict[str, dict[str, Any]] = settings.get("added_tokens_decoder") or {}
-    for token, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        content = str(entry["content"])
+    try:
+        listed = {int(n): AddedToken(**entry) for n, entry in (settings.get("added_tokens_decoder") or {}).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder}: added_tokens_decoder of tokenizer_config.json makes no sense ({error})") from error
+    for token, added in sorted(listed.items(), key=lambda item: item[0]):
+        content = added.content
         if content not in known:
-            raw.add_tokens([AddedToken(**entry)])
+            raw.add_tokens([added])
             known.add(content)
-        if raw.token_to_id(content) != int(token):
+        if raw.token_to_id(content) != token:
             found = f"{raw.token_to_id(content)} in the vocabulary"
             raise ValueError(f"{folder}: token {content!r} is {token} in tokenizer_config.json but {found}")
     extra: Any = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-    others = [*names.values(), *([] if isinstance(extra, dict) else map(_content, extra))]
+    others = [*names.values(), *(map(_content, cast(list[Any], extra)) if isinstance(extra, list) else ())]
     new = dict.fromkeys(text for text in others if text and text not in known)
     raw.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in new])
 
@@ -323,27 +325,40 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name. Files of their own go before the settings; `chat_template.json` is that of processors."""
     files = {"default": folder / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
-    found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    found = {name: _read_text(path) for name, path in files.items() if path.is_file()}
     if found:
         return found
     entry = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(entry, list):
-        return {str(each["name"]): str(each["template"]) for each in cast(list[dict[str, Any]], entry)}
+        try:
+            return {str(each["name"]): str(each["template"]) for each in cast(list[dict[str, Any]], entry)}
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{folder}: the chat templates are not a list of names and templates") from error
     if isinstance(entry, dict):
         return {str(name): str(template) for name, template in cast(dict[str, Any], entry).items()}
     return {} if entry is None else {"default": str(entry)}
 
 
-def _first(generation: Mapping[str, Any], model: Mapping[str, Any], name: str) -> Any:
-    """An entry of the generation settings or, where there are none, of the model's."""
-    return (generation or model).get(name)
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error})") from error
 
 
-def _ids(entry: Any) -> list[int]:
+def _given(generation: Mapping[str, Any], model: Mapping[str, Any], name: str) -> list[int]:
+    """The ids of an entry of the generation settings or, where there are none, of the model's."""
+    return _ids((generation or model).get(name), name)
+
+
+def _ids(entry: Any, name: str) -> list[int]:
     """Ids written as a number, a list or nothing."""
-    return [] if entry is None else [int(token) for token in (entry if isinstance(entry, list) else [entry])]
+    found = [] if entry is None else cast(list[Any], entry if isinstance(entry, list) else [entry])
+    if any(type(token) is not int for token in found):
+        raise ValueError(f"the {name} of generation_config.json or config.json is {entry!r}; it must be an id or ids")
+    return found
 
 
 def _one(generation: Mapping[str, Any], model: Mapping[str, Any], name: str) -> int | None:
-    ids = _ids(_first(generation, model, name))
+    ids = _given(generation, model, name)
     return ids[0] if ids else None

@@ -5,7 +5,7 @@ Legend: B rows, Hkv key/value heads, L new tokens of each row, Lk keys given bac
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -158,8 +158,10 @@ def is_even(counts: Sequence[int]) -> bool:
 
 
 def check_sizes(**sizes: int) -> None:
-    """Refuse sizes below 1, by name."""
+    """Refuse sizes below 1, and what is no size, by name."""
     for name, size in sizes.items():
+        if not isinstance(cast(object, size), int):
+            raise ValueError(f"{name} is {size!r}; it must be a whole number")
         if size < 1:
             raise ValueError(f"{name} is {size}; it must be at least 1")
 

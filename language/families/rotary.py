@@ -1,6 +1,7 @@
 """The rotary embedding in transformers configs: `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -26,8 +27,8 @@ def read_rotary(entries: Mapping[str, Any], *, theta: float, context: int) -> tu
         return base, None
     if kind == "linear":
         return base, RotaryScaling(kind="linear", factor=_number(given, "factor"))
-    original = given.get("original_max_position_embeddings") or entries.get("original_max_position_embeddings")
-    trained = int(original or context)
+    original = "original_max_position_embeddings"
+    trained = int(_number(given, original, _number(entries, original, context)))
     if kind == "llama3":
         return base, _llama3(given, trained)
     if kind == "yarn":
@@ -71,6 +72,16 @@ def _number(entries: Mapping[str, Any], name: str, default: float | None = None)
     value: object = entries.get(name)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ValueError(f"the rotary embedding's {name} is {value!r}; it must be a number over 0")
+    return positive(value, f"the rotary embedding's {name}")
+
+
+def positive(value: object, what: str) -> float:
+    """A finite number over 0.
+
+    Raises:
+        ValueError: anything else; the message begins with `what`.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= sys.float_info.max:
+        raise ValueError(f"{what} is {value!r}; it must be a number over 0")
     return float(value)

@@ -59,8 +59,20 @@ def test_output_under_a_constraint(run, fails, tmp_path: Path, llama_folder: Pat
     assert out in (["12"], ["34"])
     schema.write_text("{")
     assert "is not JSON" in fails("text", "a", "--model", llama_folder, "--json-schema", schema)
+    schema.write_text("null")
+    assert "schema.json holds no JSON object" in fails("text", "a", "--model", llama_folder, "--json-schema", schema)
+    schema.write_bytes(b"\xff")
+    assert "schema.json is not JSON" in fails("text", "a", "--model", llama_folder, "--json-schema", schema)
+    assert "Is a directory" in fails("text", "a", "--model", llama_folder, "--json-schema", tmp_path)
     assert "regex" in fails("text", "a", "--model", llama_folder, "--regex", "(")
     assert "top_p is 0.0" in fails("text", "a", "--model", llama_folder, "--top-p", "0")
+
+
+def test_an_input_that_is_closed_or_no_text(run, fails, monkeypatch: pytest.MonkeyPatch, llama_folder: Path):
+    monkeypatch.setattr("sys.stdin", None)
+    assert run("chat", "--model", llama_folder, *OPTIONS) == (0, [], [])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"))
+    assert "the input is not valid text" in fails("chat", "--model", llama_folder, *OPTIONS)
 
 
 def test_packed_weights(run, llama_folder: Path):

@@ -272,6 +272,10 @@ def test_shards(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no weights file .*m-00002-of-00002.gguf"):
         gguf_shards(names[0])
     assert gguf_shards(tmp_path / "whole.gguf") == (tmp_path / "whole.gguf",)
+    odd = (tmp_path / "whole.gguf").rename(tmp_path / "whole-00001-of-00000.GGUF")
+    load_weights(module, gguf_shards(odd), MAP)
+    odd = odd.rename(tmp_path / "whole-00001-of-00000.gguf")
+    assert gguf_shards(odd) == (odd,)
 
 
 PEAK = """

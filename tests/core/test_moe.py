@@ -158,6 +158,8 @@ def test_impossible_experts_are_refused() -> None:
         ExpertsConfig(count=4, active=5, hidden=8)
     with pytest.raises(ValueError, match="0 of 4 experts are active"):
         ExpertsConfig(count=4, active=0, hidden=8)
+    with pytest.raises(ValueError, match="there are 1000000000 experts; it must be at most 4096"):
+        ExpertsConfig(count=10**9, active=2, hidden=8)
     with pytest.raises(ValueError, match="hidden width is 0"):
         ExpertsConfig(count=4, active=2, hidden=0)
 

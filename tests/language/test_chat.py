@@ -257,6 +257,8 @@ def test_members_of_enumerations_are_text() -> None:
     [
         ([], "messages are"),
         ("hello", "messages are 'hello'; they must be a list"),
+        (None, "messages are None; they must be a list"),
+        (5, "messages are 5; they must be a list"),
         ({"role": "user", "content": "a"}, "messages are .* they must be a list"),
         (["hello"], "message 0 is 'hello'; it must be a mapping with role and content"),
         ([{"content": "a"}], "message 0 has the role None; it must be a name such as 'user'"),
@@ -284,6 +286,8 @@ def test_malformed_messages_are_refused(messages: Any, message: str) -> None:
         ("{% for %}", [USER], r"not valid jinja \(line 1"),
         ("{{ messages.append(1) }}", [USER], "refuses these messages: .*append"),
         ("{{ messages[0].__class__.__mro__ }}", [USER], "refuses these messages: .*__class__"),
+        ("{{ 1 / 0 }}", [USER], "refuses these messages: division by zero"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", [USER], "refuses these messages: .*recursion"),
         ("{{ namespace(_a=1) }}", [USER], "cannot begin with an underscore"),
         ("{% set ns = namespace() %}{% set ns._a = 1 %}", [USER], "cannot begin with an underscore"),
     ],
@@ -298,6 +302,10 @@ def test_tools_that_cannot_be_described_are_refused() -> None:
         render_chat(QWEN3, [USER], tools=[lambda x: x])
     with pytest.raises(ValueError, match="a tool is 5; it must be a JSON schema or a function"):
         render_chat(QWEN3, [USER], tools=[5])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="tools are 5; they must be a list"):
+        render_chat(QWEN3, [USER], tools=5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="enable_thinking is 'no'; it must be true, false or None"):
+        render_chat(QWEN3, [USER], enable_thinking="no")  # pyright: ignore[reportArgumentType]
 
 
 def test_dict_in_templates() -> None:

@@ -253,6 +253,8 @@ def put(key: str, value: Any) -> Callable[[GGUFWriter], None]:
         writer.kv_data[0].pop(key, None)
         if isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
         elif value is not None:
             writer.add_uint32(key, value)
 
@@ -271,6 +273,8 @@ def put(key: str, value: Any) -> Callable[[GGUFWriter], None]:
         (put("llama.rope.scaling.type", "longrope"), "scaling.type is 'longrope'; it must be none, linear or yarn"),
         (put("llama.rope.scaling.type", 3), "scaling.type is 3; it must be a word"),
         (put("llama.block_count", 1), "does not fit the model"),
+        (put("llama.block_count", 10**9), "layers is 1000000000; it must be at most 2048"),
+        (put("llama.rope.freq_base", math.inf), "rope.freq_base is inf; it must be a number over 0"),
     ],
 )
 def test_senseless_entries_are_named(tmp_path: Path, edit: Callable[[GGUFWriter], None], match: str) -> None:

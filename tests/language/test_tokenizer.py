@@ -202,6 +202,34 @@ def test_added_tokens_keep_their_ids(tmp_path: Path) -> None:
         load_text_tokenizer(_folder(tmp_path, raw, {"tokenizer_config.json": settings}))
 
 
+@pytest.mark.parametrize(
+    ("file", "entries", "message"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}, "added_tokens_decoder of tok"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"5": "a"}}, "added_tokens_decoder of tokenizer_config"),
+        ("tokenizer_config.json", {"added_tokens_decoder": 5}, "added_tokens_decoder of tokenizer_config"),
+        ("tokenizer_config.json", {"chat_template": [{"name": "x"}]}, "not a list of names and templates"),
+        ("tokenizer_config.json", {"chat_template": [5]}, "not a list of names and templates"),
+        ("generation_config.json", {"eos_token_id": "x"}, "the eos_token_id of .* is 'x'; it must be an id or ids"),
+        ("generation_config.json", {"eos_token_id": [[1]]}, r"is \[\[1\]\]; it must be an id or ids"),
+        ("generation_config.json", {"bos_token_id": {}}, "the bos_token_id of .* is {}; it must be an id or ids"),
+        ("generation_config.json", "[" * 100_000, "is not JSON"),
+    ],
+)
+def test_senseless_entries_are_refused(file: str, entries: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_text_tokenizer(_folder(tmp_path, _byte_level(), {file: entries}))
+
+
+def test_entries_that_are_no_tokens_are_left_out(tmp_path: Path) -> None:
+    settings = {"eos_token": {"content": 5}, "extra_special_tokens": 5, "additional_special_tokens": [{"content": 5}]}
+    tokenizer = load_text_tokenizer(_folder(tmp_path, _byte_level(), {"tokenizer_config.json": settings}))
+    assert tokenizer.eos == ()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is not UTF-8 text"):
+        load_text_tokenizer(tmp_path)
+
+
 def test_named_extra_tokens_reach_templates(tmp_path: Path) -> None:
     settings = {"extra_special_tokens": {"image_token": "<|image|>"}, "eos_token": "<|end|>", "add_bos_token": True}
     tokenizer = load_text_tokenizer(_folder(tmp_path, _byte_level(), {"tokenizer_config.json": settings}))

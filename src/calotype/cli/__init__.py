@@ -5,6 +5,7 @@ torch before a command runs.
 """
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line (default: this process's) and returns its exit code."""
     sys.stdout, sys.stderr = (stream or _nowhere() for stream in (sys.stdout, sys.stderr))
+    sys.stdin = sys.stdin or io.StringIO()
     try:
         return _run(arguments)
     except KeyboardInterrupt:

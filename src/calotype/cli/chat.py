@@ -58,7 +58,10 @@ def _next_line(is_terminal: bool) -> str | None:
     if is_terminal:
         sys.stderr.write("> ")
         sys.stderr.flush()
-    line = sys.stdin.readline()
+    try:
+        line = sys.stdin.readline()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the input is not valid text in this terminal's encoding: {error}") from None
     return line.strip() if line else None
 
 

@@ -3,7 +3,7 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .common import add_model_options, count
 
@@ -85,8 +85,10 @@ def load_model(options: argparse.Namespace) -> "TextModel":
 
 
 def _schema(path: Path) -> Any:
-    text = path.read_text(encoding="utf-8")
     try:
-        return json.loads(text)
-    except ValueError as error:
+        schema: object = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise ValueError(f"{path} holds no JSON object, as a JSON schema is")
+    return cast(Any, schema)
