@@ -27,7 +27,7 @@ def main() -> None:
     model = calotype.load_language_model(options.model)
     colour = model.generate("a fox on a", regex="(red|green|blue) background", logprobs=3, max_tokens=20)
     print("a fox on a " + colour.text.strip())
-    for choice in colour.choices or ():
+    for choice in colour.logprobs or ():
         print(f"  {model.tokenizer.decode([choice.token_id])!r:<14} log-probability {choice.logprob:.2f}")
 
     answer = model.generate("two cats:", json_schema=SCHEMA, max_tokens=40)

@@ -45,8 +45,8 @@ class Completion:
 
     `text` is the answer alone and `reasoning` what stood in a leading <think> block, if there was one. It ended by
     "stop" (an end token, which is not among `token_ids`, or a stop string, which is not in `text`), by "length", or was
-    "cancelled". `choices` are the log-probabilities per token, where asked for; `experts`, for models that have them,
-    which were visited in each layer.
+    "cancelled". `logprobs` are the log-probabilities per token, where asked for; `experts`, for models that have them,
+    which were visited in each layer (None where several prompts ran together).
     """
 
     prompt: str
@@ -55,7 +55,7 @@ class Completion:
     finish_reason: FinishReason
     timings: GenerationTimings
     reasoning: str | None = None
-    choices: tuple[Choice, ...] | None = None
+    logprobs: tuple[Choice, ...] | None = None
     experts: Mapping[int, tuple[int, ...]] | None = field(default=None, hash=False)
 
 
@@ -123,7 +123,7 @@ class Assembler:
             finish_reason=self.finish_reason or "cancelled",
             timings=self._timings(kv_cache_bytes),
             reasoning=reasoning,
-            choices=tuple(piece.choice for piece in kept) if wanted else None,
+            logprobs=tuple(piece.choice for piece in kept) if wanted else None,
             experts=experts,
         )
 

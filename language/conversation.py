@@ -7,7 +7,7 @@ from ..core.kv_cache import KVCache
 from .chat import Message
 from .completion import Completion, Context, Piece
 from .generate import cache_for
-from .text import Run, TextModel, TextOptions, parted
+from .text import Run, TextModel, TextOptions, split_options
 
 
 class Conversation:
@@ -31,7 +31,7 @@ class Conversation:
         Raises:
             ValueError: an option out of range, or a conversation that no longer fits the context.
         """
-        sampling, chat = parted(options)
+        sampling, chat = split_options(options)
         messages: list[Message] = [*self.messages, {"role": "user", "content": text}]
         context = self.model.context(messages, chat)
         run = Run(self.model, context, sampling, self._cache_for(context))

@@ -15,22 +15,7 @@ from torch import Tensor
 from ..core.kv_cache import ContiguousKVCache, KVCache, LayeredKVCache, RingKVCache
 from ..core.moe import Routing
 from .model import LanguageModel
-from .sampling import Chooser, Sampling, SamplingOptions, draw, sampling_from
-
-__all__ = [
-    "Chosen",
-    "Sampling",
-    "SamplingOptions",
-    "TokenChooser",
-    "cache_for",
-    "check_logits",
-    "draw",
-    "generate_ids",
-    "generate_tokens",
-    "prefill",
-    "room_after",
-    "sampling_from",
-]
+from .sampling import Chooser, Sampling
 
 PREFILL_CHUNK = 512
 

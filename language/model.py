@@ -46,6 +46,9 @@ class LanguageModel(nn.Module):
         Later blocks do not run.
 
         `ids` [B, L] int64 are padded at the end; row b holds `lengths[b]` tokens, and its states past them are zero.
+
+        Raises:
+            ValueError: no such layer, or more tokens than the context length.
         """
         if not 0 <= layer <= self.config.layers:
             raise ValueError(f"layer is {layer}; this model has layers 0 to {self.config.layers}")

@@ -18,7 +18,7 @@ from .generate import ChosenT, TokenChooser, room_after
 from .model import LanguageModel
 from .padding import padded
 
-FinishReason = Literal["stop", "length", "error"]
+EndReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TokenEvent(Generic[ChosenT]):
 
     ticket: Ticket
     chosen: ChosenT | None
-    finish_reason: FinishReason | None = None
+    finish_reason: EndReason | None = None
     error: Exception | None = None
 
 
@@ -320,7 +320,7 @@ class Scheduler(Generic[ChosenT]):
             self._end(request)
             return TokenEvent(ticket=request.ticket, chosen=None, finish_reason="error", error=error)
         request.chain.tokens.append(chosen.token_id)
-        reason: FinishReason | None = None
+        reason: EndReason | None = None
         if chosen.token_id in request.stop_tokens:
             reason = "stop"
         elif request.num_chosen == request.room:

@@ -79,7 +79,7 @@ class TextModel:
 
     @overload
     def generate(
-        self, prompt: Sequence[str], *, cancel: Event | None = None, **options: Unpack[TextOptions]
+        self, prompt: list[str] | tuple[str, ...], *, cancel: Event | None = None, **options: Unpack[TextOptions]
     ) -> list[Completion]: ...
 
     def generate(
@@ -92,13 +92,14 @@ class TextModel:
         """Continue a prompt, answer messages ({"role": ..., "content": ...}, through the model's chat template), or
         continue several prompts together, each as it would be alone.
 
-        Special tokens written out in a prompt are plain text. Once `cancel` is set, what has come so far is returned.
+        Special tokens written out in a prompt are plain text; in messages they are tokens, as with transformers, so
+        take them out of what users wrote. Once `cancel` is set, what has come so far is returned.
 
         Raises:
             ValueError: an option out of range, a prompt longer than the context, or messages that the model's chat
                 template refuses; before anything is computed.
         """
-        sampling, chat = parted(options)
+        sampling, chat = split_options(options)
         if not isinstance(prompt, str) and len(prompt) and all(isinstance(each, str) for each in prompt):
             _refuse_chat(chat)
             contexts = [self._plain(each) for each in cast(Sequence[str], prompt)]
@@ -109,7 +110,7 @@ class TextModel:
         """The pieces of one completion as they come; their texts join to its text (with the reasoning, if any). Bad
         arguments are refused here, not at the first piece.
         """
-        sampling, chat = parted(options)
+        sampling, chat = split_options(options)
         return Run(self, self.context(prompt, chat), sampling).pieces()
 
     def complete(self, prompt: str, **options: Unpack[TextOptions]) -> str:
@@ -311,7 +312,7 @@ def stop_tokens(tokenizer: TextTokenizer, sampling: Sampling) -> frozenset[int]:
     return frozenset((*tokenizer.eos, *sampling.stop_tokens))
 
 
-def parted(options: TextOptions) -> tuple[Sampling, ChatOptions]:
+def split_options(options: TextOptions) -> tuple[Sampling, ChatOptions]:
     """The options of sampling, and those of the chat template."""
     chat = ChatOptions(tools=options.get("tools"), enable_thinking=options.get("enable_thinking"))
     rest = {name: value for name, value in options.items() if name not in ChatOptions.__annotations__}

@@ -44,8 +44,7 @@ class Manifest:
 
     `prompts`, `negative_prompts` and `seeds` hold one entry per picture of the batch, in the order of the result; `row`
     is this picture's place in it (None: all of them). `unexpanded` are the prompts as they were before a language model
-    rewrote them. The whole batch is kept because only the same batch is bit-equal
-    when run again. Sizes are pixels.
+    rewrote them. The whole batch is kept because only the same batch is bit-equal when run again. Sizes are pixels.
 
     `weights` maps each file to its sha256; `sampler` and `guidance` are objects as `describe` puts them; `path`,
     `sigmas` and `times` are the whole schedule with its end; `inputs` maps every argument that is neither text nor a

@@ -19,14 +19,11 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How the checkpoints of one kind of model are read: names in transformers and in llama.cpp (None: no such
-    architecture), config, and key map for the config.
-    """
+    """How the transformers checkpoints of one kind of model are read: names, config, and key map for the config."""
 
     name: str
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
-    gguf_architecture: str | None
     config: Callable[[Mapping[str, Any]], LanguageModelConfig]
     key_map: Callable[[LanguageModelConfig], KeyMap]
 

@@ -12,7 +12,6 @@ from .rotary import read_rotary
 
 ARCHITECTURES = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 MODEL_TYPES = ("gemma3_text", "gemma3")
-GGUF_ARCHITECTURE = "gemma3"
 
 _DEFAULTS = {
     "vocab_size": 262208,
@@ -82,7 +81,6 @@ FAMILY = Family(
     name="gemma3",
     architectures=ARCHITECTURES,
     model_types=MODEL_TYPES,
-    gguf_architecture=GGUF_ARCHITECTURE,
     config=config,
     key_map=key_map,
 )

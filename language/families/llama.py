@@ -9,7 +9,6 @@ from .keys import transformers_key_map
 
 ARCHITECTURES = ("LlamaForCausalLM",)
 MODEL_TYPES = ("llama",)
-GGUF_ARCHITECTURE = "llama"
 
 
 def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
@@ -23,7 +22,6 @@ FAMILY = Family(
     name="llama",
     architectures=ARCHITECTURES,
     model_types=MODEL_TYPES,
-    gguf_architecture=GGUF_ARCHITECTURE,
     config=config,
     key_map=transformers_key_map,
 )

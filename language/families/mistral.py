@@ -10,7 +10,6 @@ from .keys import transformers_key_map
 
 ARCHITECTURES = ("MistralForCausalLM",)
 MODEL_TYPES = ("mistral",)
-GGUF_ARCHITECTURE = "llama"
 
 
 def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
@@ -25,7 +24,6 @@ FAMILY = Family(
     name="mistral",
     architectures=ARCHITECTURES,
     model_types=MODEL_TYPES,
-    gguf_architecture=GGUF_ARCHITECTURE,
     config=config,
     key_map=transformers_key_map,
 )

@@ -10,7 +10,6 @@ from .keys import transformers_key_map
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
 MODEL_TYPES = ("qwen2",)
-GGUF_ARCHITECTURE = "qwen2"
 
 
 def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
@@ -35,7 +34,6 @@ FAMILY = Family(
     name="qwen2",
     architectures=ARCHITECTURES,
     model_types=MODEL_TYPES,
-    gguf_architecture=GGUF_ARCHITECTURE,
     config=config,
     key_map=transformers_key_map,
 )

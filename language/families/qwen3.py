@@ -11,7 +11,6 @@ from .qwen2 import with_upper_windows
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
 MODEL_TYPES = ("qwen3",)
-GGUF_ARCHITECTURE = "qwen3"
 
 
 def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
@@ -25,7 +24,6 @@ FAMILY = Family(
     name="qwen3",
     architectures=ARCHITECTURES,
     model_types=MODEL_TYPES,
-    gguf_architecture=GGUF_ARCHITECTURE,
     config=config,
     key_map=transformers_key_map,
 )

@@ -12,7 +12,6 @@ from .keys import transformers_key_map
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 MODEL_TYPES = ("qwen3_moe",)
-GGUF_ARCHITECTURE = "qwen3moe"
 
 
 def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
@@ -50,7 +49,6 @@ FAMILY = Family(
     name="qwen3_moe",
     architectures=ARCHITECTURES,
     model_types=MODEL_TYPES,
-    gguf_architecture=GGUF_ARCHITECTURE,
     config=config,
     key_map=key_map,
 )

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from calotype.core.kv_cache import ContiguousKVCache, KVCache, LayeredKVCache, RingKVCache
 from calotype.core.moe import Routing
-from calotype.language.generate import Sampling, cache_for, check_logits, generate_ids, generate_tokens, prefill
+from calotype.language.generate import cache_for, check_logits, generate_ids, generate_tokens, prefill
 from calotype.language.model import LanguageModel, LanguageModelConfig
-from calotype.language.sampling import Chooser
+from calotype.language.sampling import Chooser, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

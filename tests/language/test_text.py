@@ -146,11 +146,11 @@ def test_a_stop_string_ends_the_text_before_it(text_model: TextModel, tokenizer:
 
 def test_log_probabilities(text_model: TextModel) -> None:
     result = text_model.generate("a fox", max_tokens=4, logprobs=2)
-    assert result.choices is not None and len(result.choices) == len(result.token_ids)
-    for choice, token in zip(result.choices, result.token_ids, strict=True):
+    assert result.logprobs is not None and len(result.logprobs) == len(result.token_ids)
+    for choice, token in zip(result.logprobs, result.token_ids, strict=True):
         assert choice.token_id == token == choice.top_logprobs[0][0]
         assert choice.logprob == choice.top_logprobs[0][1] < 0
-    assert text_model.generate("a fox", max_tokens=4).choices is None
+    assert text_model.generate("a fox", max_tokens=4).logprobs is None
 
 
 def test_cancelling_gives_what_came(text_model: TextModel) -> None:
