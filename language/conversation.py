@@ -1,6 +1,6 @@
 """A chat that goes on: what was read stays in the key/value cache from turn to turn."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Unpack
 
 from ..core.kv_cache import KVCache
@@ -23,10 +23,11 @@ class Conversation:
         self.last: Completion | None = None
         self._cache: KVCache | None = None
         self._read: tuple[int, ...] = ()
+        self._open: Generator[Piece] | None = None
 
     def say(self, text: str, **options: Unpack[TextOptions]) -> Iterator[Piece]:
         """The answer to `text`, piece by piece. Once it is complete, both are part of `messages`; an answer that is
-        broken off leaves the conversation as it was.
+        broken off, as by the next `say`, leaves the conversation as it was.
 
         Raises:
             ValueError: an option out of range, or a conversation that no longer fits the context.
@@ -34,8 +35,11 @@ class Conversation:
         sampling, chat = split_options(options)
         messages: list[Message] = [*self.messages, {"role": "user", "content": text}]
         context = self.model.context(messages, chat)
+        if self._open is not None:
+            self._open.close()
         run = Run(self.model, context, sampling, self._cache_for(context))
-        return self._answer(run, context, messages)
+        self._open = self._answer(run, context, messages)
+        return self._open
 
     def _cache_for(self, context: Context) -> KVCache:
         """The cache as it is, if it holds a beginning of the context; else an empty one."""
@@ -45,7 +49,7 @@ class Conversation:
             self._read = ()
         return self._cache
 
-    def _answer(self, run: Run, context: Context, messages: list[Message]) -> Iterator[Piece]:
+    def _answer(self, run: Run, context: Context, messages: list[Message]) -> Generator[Piece]:
         chosen: list[int] = []
         try:
             for piece in run.pieces():

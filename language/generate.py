@@ -6,13 +6,16 @@ Legend: B rows (1 here), L tokens, V vocabulary.
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol, TypeVar
+import operator
+import reprlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Protocol, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..core.kv_cache import ContiguousKVCache, KVCache, LayeredKVCache, RingKVCache
+from ..core.kv_cache.base import check_sizes
 from ..core.moe import Routing
 from .model import LanguageModel
 from .sampling import Chooser, Sampling
@@ -75,18 +78,34 @@ def generate_tokens(
     not at the first token.
 
     Raises:
-        ValueError: an empty prompt, one that leaves no room in the context, or a number below 1.
+        ValueError: an empty prompt, one that leaves no room in the context or has ids outside the vocabulary, or a
+            number below 1.
         FloatingPointError: (at the token) logits that are not finite.
     """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens is {max_tokens}; it must be at least 1")
-    if chunk < 1:
-        raise ValueError(f"chunk is {chunk}; it must be at least 1")
+    check_sizes(max_tokens=max_tokens, chunk=chunk)
     if cache is not None and cache.batch != 1:
         raise ValueError(f"the cache has {cache.batch} rows; one sequence needs a cache of 1")
     num_past = 0 if cache is None else int(cache.lengths[0])
-    room = min(max_tokens, room_after(model, len(prompt), num_past=num_past))
-    return _tokens(model, list(prompt), chooser, room, stop_tokens, cache, chunk, routing)
+    ids = checked_ids(model, prompt)
+    room = min(max_tokens, room_after(model, len(ids), num_past=num_past))
+    return _tokens(model, ids, chooser, room, stop_tokens, cache, chunk, routing)
+
+
+def checked_ids(model: LanguageModel, ids: Iterable[SupportsIndex]) -> list[int]:
+    """A prompt's ids as plain numbers.
+
+    Raises:
+        ValueError: no list of whole numbers, or one outside the vocabulary.
+    """
+    size = model.config.vocab_size
+    try:
+        numbers = [operator.index(each) for each in ids]
+    except TypeError as error:
+        raise ValueError(f"the prompt is {reprlib.repr(ids)}; it must be a list of tokens' ids") from error
+    for each in numbers:
+        if not 0 <= each < size:
+            raise ValueError(f"the prompt has the id {each}; ids go from 0 to {size - 1}")
+    return numbers
 
 
 def room_after(model: LanguageModel, num_prompt: int, *, num_past: int = 0) -> int:

@@ -4,6 +4,7 @@ Legend: B rows, L tokens, D width, V vocabulary.
 """
 
 import dataclasses
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +51,8 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: no such layer, or more tokens than the context length.
         """
-        if not 0 <= layer <= self.config.layers:
-            raise ValueError(f"layer is {layer}; this model has layers 0 to {self.config.layers}")
+        if not isinstance(cast(object, layer), int) or not 0 <= layer <= self.config.layers:
+            raise ValueError(f"layer is {layer!r}; this model has layers 0 to {self.config.layers}")
         x = self._run(ids, layer, None, None)
         x = self.norm(x) if normed else x
         valid = torch.arange(ids.shape[1], device=ids.device) < lengths.to(ids.device)[:, None]

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.kv_cache import KVCache, LayeredKVCache, PagedKVCache, PagedPool, PagedSequence, TokenChain, share_prefix
 from ..core.kv_cache.base import check_sizes
 from ..core.moe import Routing
-from .generate import ChosenT, TokenChooser, room_after
+from .generate import ChosenT, TokenChooser, checked_ids, room_after
 from .model import LanguageModel
 from .padding import padded
 
@@ -146,10 +146,11 @@ class Scheduler(Generic[ChosenT]):
         `stop_tokens`, or where the context does.
 
         Raises:
-            ValueError: an empty prompt, one that leaves no room in the context, `max_tokens` below 1, or a request that
-                does not fit even when it runs alone.
+            ValueError: an empty prompt, one that leaves no room in the context or has ids outside the vocabulary,
+                `max_tokens` below 1, or a request that does not fit even when it runs alone.
         """
         check_sizes(max_tokens=max_tokens)
+        ids = checked_ids(self._model, ids)
         room = min(max_tokens, room_after(self._model, len(ids)))
         for pool in self.pools:
             needed = _most_blocks(pool, len(ids) + room - 1, self._chunk)

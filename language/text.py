@@ -3,6 +3,7 @@
 Legend: B texts, L tokens, V vocabulary, D width.
 """
 
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
@@ -100,7 +101,7 @@ class TextModel:
                 template refuses; before anything is computed.
         """
         sampling, chat = split_options(options)
-        if not isinstance(prompt, str) and len(prompt) and all(isinstance(each, str) for each in prompt):
+        if _are_texts(prompt):
             _refuse_chat(chat)
             contexts = [self._plain(each) for each in cast(Sequence[str], prompt)]
             return self._together(contexts, sampling, cancel)
@@ -115,7 +116,10 @@ class TextModel:
 
     def complete(self, prompt: str, **options: Unpack[TextOptions]) -> str:
         """`prompt` and its continuation, as one text."""
-        return prompt.rstrip() + self.generate(prompt, **options).text
+        sampling, chat = split_options(options)
+        _refuse_chat(chat)
+        completion = self._alone(self._plain(prompt), sampling, None)
+        return prompt.rstrip() + completion.text
 
     def expand(self, prompt: str, **options: Unpack[SamplingOptions]) -> Completion:
         """A fuller description of what a short prompt names, by the model's own token for it, or by its chat.
@@ -133,18 +137,19 @@ class TextModel:
         messages = ({"role": "system", "content": EXPAND_INSTRUCTION}, {"role": "user", "content": prompt})
         return self.generate(messages, **{"max_tokens": EXPAND_TOKENS, "enable_thinking": False, **options})
 
-    def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
+    def chat_prompt(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None, enable_thinking: bool | None = None
+    ) -> str:
         """The text that the model reads for messages, special tokens written out.
 
         Raises:
             ValueError: the model has no chat template, or it refuses them.
         """
-        tools = options.get("tools")
         return render_chat(
             self.tokenizer.template_for(tools=bool(tools)),
             messages,
             tools=tools,
-            enable_thinking=options.get("enable_thinking"),
+            enable_thinking=enable_thinking,
             special_tokens=self.tokenizer.template_tokens,
         )
 
@@ -184,6 +189,8 @@ class TextModel:
 
     def context(self, prompt: str | Sequence[Message], chat: ChatOptions) -> Context:
         """What the model reads for a prompt or messages."""
+        if isinstance(prompt, bytes) or not isinstance(cast(object, prompt), Sequence):
+            raise ValueError(f"the prompt is {prompt!r}; it must be a text, a list of messages or a list of texts")
         if isinstance(prompt, str):
             _refuse_chat(chat)
             return self._plain(prompt)
@@ -243,6 +250,8 @@ class TextModel:
     def _rows_to_embed(self, texts: Sequence[str], pooling: Pooling) -> list[list[int]]:
         if pooling not in ("mean", "last"):
             raise ValueError(f"pooling is {pooling!r}; it must be 'mean' or 'last'")
+        if isinstance(texts, bytes) or not isinstance(cast(object, texts), Sequence):
+            raise ValueError(f"the texts are {texts!r}; they must be a text or a list of texts")
         rows = [self.tokenizer.encode(text) for text in texts]
         if not rows or not all(rows):
             raise ValueError("embed needs at least one text, and none that has no tokens")
@@ -319,6 +328,13 @@ def split_options(options: TextOptions) -> tuple[Sampling, ChatOptions]:
     return sampling_from(cast(SamplingOptions, rest)), chat
 
 
+def _are_texts(prompt: object) -> bool:
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
+        return False
+    several = cast(Sequence[object], prompt)
+    return len(several) > 0 and all(isinstance(each, str) for each in several)
+
+
 def _refuse_chat(chat: ChatOptions) -> None:
     given = [name for name, value in chat.items() if value is not None]
     if given:
@@ -326,9 +342,10 @@ def _refuse_chat(chat: ChatOptions) -> None:
 
 
 def _rectangle(rows: Sequence[Sequence[int]]) -> Tensor:
-    lengths = {len(row) for row in rows}
-    if len(lengths) != 1:
-        raise ValueError(
-            f"rows of ids have the lengths {sorted(lengths)}; logits takes at least one, all of one length"
-        )
-    return torch.tensor(rows)
+    try:
+        lengths = {len(row) for row in rows}
+        if len(lengths) == 1:
+            return torch.tensor(rows)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch has all three for what is no table of numbers
+        raise ValueError(f"ids are {reprlib.repr(rows)}; they must be rows of whole numbers") from error
+    raise ValueError(f"rows of ids have the lengths {sorted(lengths)}; logits takes at least one, all of one length")

@@ -7,7 +7,7 @@ from typing import Any, cast
 from ...core.key_map import KeyMap
 from ...core.mlp import Activation
 from ..config import LanguageModelConfig
-from .rotary import read_rotary
+from .rotary import positive, read_rotary
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -56,9 +56,7 @@ class Entries:
     def number(self, name: str, default: float) -> float:
         """A number over 0."""
         value: object = self.values.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise ValueError(f"the config's {name} is {value!r}; it must be a number over 0")
-        return float(value)
+        return positive(value, f"the config's {name}")
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""

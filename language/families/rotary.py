@@ -81,7 +81,6 @@ def positive(value: object, what: str) -> float:
     Raises:
         ValueError: anything else; the message begins with `what`.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= sys.float_info.max:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{what} is {value!r}; it must be a number over 0")
     return float(value)

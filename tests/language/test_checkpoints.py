@@ -1,6 +1,7 @@
 """Folders in transformers' layout, what is wrong with some, and sources on the hub (which is played)."""
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,6 +153,16 @@ def test_an_untied_head_must_be_there(tmp_path: Path) -> None:
         ({"vocab_size": 31}, r"the model has the shape \[31, 8\], the checkpoint gives model.embed_tokens.weight \[30"),
         ({"num_hidden_layers": 1}, "keys match nothing"),
         ({"num_hidden_layers": 3}, "parameters have no value"),
+        ({"num_hidden_layers": 10**9}, "layers is 1000000000; it must be at most 2048"),
+        ({"hidden_size": 10**18}, r"a matrix of \d+ x 10+ weights is larger than any memory"),
+        ({"num_attention_heads": 1000, "head_dim": None}, "head_width is 0; it must be at least 1"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan; it must be a number over 0"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps is inf; it must be a number over 0"),
+        ({"rope_parameters": {"rope_theta": 10**400}}, "rope_theta is 1000"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": [1]}, "rope_parameters": None},
+            r"original_max_position_embeddings is \[1\]; it must be a number over 0",
+        ),
         ({"architectures": ["RwkvForCausalLM"]}, r"config\.json: .*RwkvForCausalLM is not a known language model"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\), which cannot be read"),
     ],
@@ -188,6 +199,17 @@ def test_the_tokenizer_comes_along_and_may_be_smaller(tmp_path: Path) -> None:
     assert (model.config.vocab_size, tokenizer.vocab_size) == (30, 25)
 
 
+def test_a_vocabulary_with_gaps_must_fit_too(tmp_path: Path) -> None:
+    write_tokenizer(write(tmp_path, tensors()), 25)
+    file = tmp_path / "tokenizer.json"
+    entries = json.loads(file.read_text())
+    vocab = entries["model"]["vocab"]
+    vocab[max(vocab, key=vocab.get)] = 30
+    file.write_text(json.dumps(entries))
+    with pytest.raises(ValueError, match="the tokenizer has 31 ids, but the model has embeddings for 30 only"):
+        load_both(tmp_path)
+
+
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     write_tokenizer(write(tmp_path, tensors()), 31)
     with pytest.raises(ValueError, match="the tokenizer has 31 ids, but the model has embeddings for 30 only"):
@@ -203,6 +225,11 @@ def test_sources_that_are_here(tmp_path: Path) -> None:
     other.write_bytes(b"")
     with pytest.raises(ValueError, match=r"a folder, a \.gguf file or a hub id"):
         resolve_source(other)
+    with pytest.raises(ValueError, match="the source is ''; it must be a folder"):
+        resolve_source("")
+    for absent in ("~no-such-user-here/model", "x" * 300):
+        with pytest.raises(FileNotFoundError, match=r"no folder or \.gguf file"):
+            resolve_source(absent)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,18 @@ def test_an_answer_that_is_broken_off_is_forgotten(model: TextModel) -> None:
     assert "".join(piece.text for piece in talk.say("two cats", max_tokens=5)) == expected.text
 
 
+def test_a_new_turn_breaks_off_the_last(model: TextModel) -> None:
+    talk = Conversation(model)
+    pieces = talk.say("a fox by the sea", max_tokens=8)
+    next(pieces)
+    next(pieces)
+    expected = model.generate([{"role": "user", "content": "two cats"}], max_tokens=5)
+    assert "".join(piece.text for piece in talk.say("two cats", max_tokens=5)) == expected.text
+    assert list(pieces) == [] and len(talk.messages) == 2
+    expected = model.generate([*talk.messages, {"role": "user", "content": "a fox"}], max_tokens=5)
+    assert "".join(piece.text for piece in talk.say("a fox", max_tokens=5)) == expected.text
+
+
 def test_mistakes_are_refused_at_once(model: TextModel) -> None:
     talk = Conversation(model)
     with pytest.raises(ValueError, match="temperature is -1"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calotype.language.generate import generate_tokens
+from calotype.language.generate import generate_ids, generate_tokens
 from calotype.language.model import LanguageModel, LanguageModelConfig
 from calotype.language.sampling import Choice, Chooser, Sampling
 from calotype.language.scheduler import Scheduler, Ticket, TokenEvent
@@ -243,6 +243,18 @@ def test_what_can_never_fit_is_refused_with_the_numbers(model: LanguageModel) ->
         scheduler.submit([1], Chooser(Sampling(), [1]), max_tokens=0)
     with pytest.raises(ValueError, match="max_rows is 0; it must be at least 1"):
         Scheduler[Choice](model, max_rows=0, num_blocks=5)
+    for ids, message in (
+        ([1, -1], "the prompt has the id -1; ids go from 0 to"),
+        ([model.config.vocab_size], f"the prompt has the id {model.config.vocab_size}; ids go from 0 to"),
+        ([1.5], r"the prompt is \[1.5\]; it must be a list of tokens' ids"),
+        (5, "the prompt is 5; it must be a list of tokens' ids"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            scheduler.submit(ids, Chooser(Sampling(), [1]), max_tokens=1)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ValueError, match=message):
+            generate_ids(model, ids, Sampling(), stop=())  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"max_tokens is 1\.5; it must be a whole number"):
+        scheduler.submit([1], Chooser(Sampling(), [1]), max_tokens=1.5)  # pyright: ignore[reportArgumentType]
     assert scheduler.num_waiting == 1
 
 

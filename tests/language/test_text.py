@@ -123,6 +123,15 @@ def test_mistakes_are_refused_at_once(text_model: TextModel) -> None:
         text_model.generate("fox", max_token=3)  # pyright: ignore
 
 
+@pytest.mark.parametrize("prompt", [None, 5, b"fox", {"role": "user", "content": "fox"}, iter(["fox"])])
+def test_what_is_no_prompt_is_refused(chat_model: TextModel, prompt: Any) -> None:
+    for call in (chat_model.generate, chat_model.stream):
+        with pytest.raises(ValueError, match="it must be a text, a list of messages or a list of texts"):
+            call(prompt)
+    with pytest.raises(ValueError, match="it must be a string of whole characters"):
+        chat_model.complete(prompt)
+
+
 def test_several_prompts_are_what_each_is_alone(text_model: TextModel) -> None:
     prompts = ["a fox", "two cats at night", "a fox", "a red bee on a beach and a car"]
     together = text_model.generate(prompts, max_tokens=9, temperature=1.0, seed=3)
@@ -208,6 +217,10 @@ def test_logits_and_embeddings(text_model: TextModel) -> None:
         ([[-1]], "ids go from -1"),
         (torch.zeros(1, 2), "torch.float32; they must be"),
         ([[]], r"shape \[1, 0\]"),
+        (5, "ids are 5; they must be rows of whole numbers"),
+        ([1, 2], r"ids are \[1, 2\]; they must be rows"),
+        ([[None]], "they must be rows of whole numbers"),
+        ([[2**70]], "they must be rows of whole numbers"),
     ],
 )
 def test_wrong_ids(text_model: TextModel, ids: Any, message: str) -> None:
@@ -220,6 +233,10 @@ def test_wrong_texts_to_embed(text_model: TextModel) -> None:
         text_model.embed("a", pooling="max")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="at least one text"):
         text_model.embed([])
+    with pytest.raises(ValueError, match="the texts are 5; they must be a text or a list of texts"):
+        text_model.embed(5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"layer is 1\.0; this model has layers 0 to"):
+        text_model.embed("a", layer=1.0)  # pyright: ignore[reportArgumentType]
 
 
 def test_experts_that_were_visited(tokenizer: Tokenizer) -> None:
