@@ -46,19 +46,28 @@ def load_language_model(
         return _packed(_load_plate(bundled_folder(), place, kind, selector), packed)
     if not isinstance(cast(object, source), str | Path):
         raise ValueError(f"cannot load {source!r}, of type {type(source).__name__}; a source is a name or a path")
-    from ..language.checkpoints import load_transformers_folder, resolve_source
+    from ..language.checkpoints import resolve_source
 
     path = resolve_source(source, revision=revision, token=token, local_files_only=local_files_only)
+    return _packed(_load_path(path, str(source), place, kind, selector), packed)
+
+
+def _load_path(
+    path: Path, name: str, device: torch.device, dtype: torch.dtype, attention: AttentionSelector
+) -> TextModel:
+    """The model of a folder or a .gguf file."""
     if path.is_dir() and _is_plate(path):
-        return _packed(_load_plate(path, place, kind, selector), packed)
+        return _load_plate(path, device, dtype, attention)
     if path.is_dir():
+        from ..language.checkpoints import load_transformers_folder
+
         _refuse_diffusers(path)
-        model, tokenizer = load_transformers_folder(path, device=place, dtype=kind, attention=selector)
+        model, tokenizer = load_transformers_folder(path, device=device, dtype=dtype, attention=attention)
     else:
         from ..language.gguf import load_gguf
 
-        model, tokenizer = load_gguf(path, device=place, dtype=kind, attention=selector)
-    return _packed(TextModel(language_model=model, tokenizer=tokenizer, name=str(source)), packed)
+        model, tokenizer = load_gguf(path, device=device, dtype=dtype, attention=attention)
+    return TextModel(language_model=model, tokenizer=tokenizer, name=name)
 
 
 def _load_plate(folder: Path, device: torch.device, dtype: torch.dtype, attention: AttentionSelector) -> TextModel:

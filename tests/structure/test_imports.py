@@ -37,7 +37,17 @@ ONLY_IN_FUNCTIONS = {
     "plate/training": {"tokenizers"},
     "calotype": {"PIL"},
 }
-HEAVY = ("diffusers", "transformers", "triton", "PIL", "imageio", "tokenizers", "tqdm", "huggingface_hub")
+HEAVY = (
+    "diffusers",
+    "transformers",
+    "triton",
+    "PIL",
+    "imageio",
+    "tokenizers",
+    "tqdm",
+    "huggingface_hub",
+    "llguidance",
+)
 SECONDS = 0.3
 
 
