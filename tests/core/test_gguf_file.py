@@ -1,6 +1,4 @@
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFEndian, GGUFReader, GGUFWriter
+from peak_memory import check_peak
 from torch import nn
 
 from calotype.core.gguf_file import GGUFFile, gguf_shards
@@ -278,49 +277,8 @@ def test_shards(tmp_path: Path) -> None:
     assert gguf_shards(odd) == (odd,)
 
 
-PEAK = """
-import re, sys, threading
-import torch
-from torch import nn
-from calotype.core.key_map import KeyMap, Layout, RowPermutation, Rule
-from calotype.core.loading import build_on_meta, load_weights
-from calotype.core.norms import RMSNorm
-
-def anonymous():
-    with open("/proc/self/status") as status:
-        return int(re.search(r"RssAnon:\\s+(\\d+) kB", status.read())[1]) / 1024
-
-def peak(dtype, operations):
-    def watch():
-        while not done.is_set():
-            peaks.append(anonymous())
-            done.wait(0.0005)
-
-    module = nn.ModuleList(nn.Linear(1024, 3072, bias=False, device="meta") for _ in range(6))
-    sources = tuple(f"{{i}}.{part}.weight" for part in "qkv")
-    key_map = KeyMap((Layout("l", (Rule(sources, "{i}.weight", operations),)),))
-    done, peaks, before = threading.Event(), [], anonymous()
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    load_weights(module, sys.argv[1], key_map, dtype=dtype)
-    done.set()
-    watcher.join()
-    print(max(*peaks, anonymous()) - before, sum(p.nbytes for p in module.parameters()) / 2**20, len(peaks))
-
-build_on_meta(lambda: RMSNorm(4, offset=1.0))
-assert "sympy" not in sys.modules
-torch.zeros(8).bfloat16().float()
-peak(torch.bfloat16, (RowPermutation((-1, 32, 2), (0, 2, 1)),))
-peak(torch.float32, ())
-"""
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory figures of Linux")
 def test_anonymous_memory_at_the_peak_is_the_weights(tmp_path: Path) -> None:
     array = values(1024, 1024)
     path = write(tmp_path / "w.gguf", {f"{i}.{part}.weight": (array, "Q8_0") for i in range(6) for part in "qkv"})
-    run = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, text=True, check=True)
-    for line, expected in zip(run.stdout.splitlines(), (36, 72), strict=True):
-        peak, weights, samples = (float(word) for word in line.split())
-        assert samples > 5 and weights == expected
-        assert weights * 0.9 <= peak <= weights + weights / 6 + 8  # MiB
+    check_peak(path)

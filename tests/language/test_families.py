@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_llm import SIZES
 from torch import Tensor, nn
 
 from calotype.core.attention.registry import attention_selector
@@ -19,20 +20,7 @@ from calotype.language.model import LanguageModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-VOCABULARY, LENGTH = 99, 13
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 44,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "rms_norm_eps": 2e-3,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-}
+VOCABULARY, LENGTH = SIZES["vocab_size"], 13
 
 
 def rope(theta: float, **extra: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_llm import SIZES
 
 from calotype.core.loading import build_on_meta
 from calotype.core.moe import ExpertsConfig
@@ -14,19 +15,6 @@ from calotype.language.config import LanguageModelConfig
 from calotype.language.families import family_of
 from calotype.language.model import LanguageModel
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 44,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "rms_norm_eps": 2e-3,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-}
 QWEN3_235B: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "attention_bias": False,
