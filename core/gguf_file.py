@@ -9,6 +9,7 @@ import mmap
 import os
 import re
 import struct
+import sys
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class GGUFFile:
         header = _Header(self.path)
         self.metadata: dict[str, Any] = header.metadata
         self.tensors: dict[str, StoredTensor] = header.tensors
-        self._bytes: Tensor | None = None
+        self._file: MappedFile | None = None
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """A tensor, or some of its rows, as float32. Raises ValueError for an unknown name."""
@@ -73,24 +74,34 @@ class GGUFFile:
             known = ", ".join([*self.tensors][:3])
             raise ValueError(f"{self.path} has no tensor {name!r}; it has {len(self.tensors)}: {known}, ...")
         tensor = self.tensors[name]
-        if self._bytes is None:
-            self._bytes = map_bytes(self.path)
-        stored = stored_view(tensor, self._bytes)
+        if self._file is None:
+            self._file = MappedFile(self.path)
+        stored = self._file.view(tensor)
         stored = stored if rows is None else stored[rows]
         return stored.to(torch.float32, copy=True) if tensor.blocks is None else dequantise(tensor.blocks, stored)
 
 
-def map_bytes(file: Path) -> Tensor:
-    """The mapped bytes of a whole file, [size] uint8; nothing is read yet."""
-    return torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
+class MappedFile:
+    """The bytes of a whole file, mapped; nothing is read before it is looked at."""
 
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as stream:
+            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
-def stored_view(tensor: StoredTensor, data: Tensor) -> Tensor:
-    """A tensor as it lies in the mapped bytes: plain values in its shape, or packed rows [..., bytes] uint8."""
-    stored = data[tensor.start : tensor.stop]
-    if tensor.blocks is None:
-        return stored.view(tensor.dtype).view(tensor.shape)
-    return stored.view(*tensor.shape[:-1], -1)
+    def view(self, tensor: StoredTensor) -> Tensor:
+        """A tensor as it lies in the file: plain values in its shape, or packed rows [..., bytes] uint8."""
+        stored = self._bytes[tensor.start : tensor.stop]
+        if tensor.blocks is None:
+            return stored.view(tensor.dtype).view(tensor.shape)
+        return stored.view(*tensor.shape[:-1], -1)
+
+    def forget(self, tensor: StoredTensor) -> None:
+        """Let the pages that only this tensor lies on go from memory; they are read again when they are looked at."""
+        first = -(-tensor.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = tensor.stop // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if length > 0 and sys.platform != "win32":  # which has no such advice
+            self._map.madvise(mmap.MADV_DONTNEED, first, length)
 
 
 def gguf_shards(path: Path) -> tuple[Path, ...]:

@@ -1,5 +1,7 @@
 """Normalisation layers. Statistics are always taken in float32."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,8 +26,22 @@ class RMSNorm(nn.Module):
         if weight is not None and self.offset:
             return functional.rms_norm(x.float(), self.shape, weight.float() + self.offset, self.eps).to(x.dtype)
         if weight is None or weight.dtype == x.dtype:
+            if x.dtype is torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled():
+                return _rms_norm(x, weight, self.eps)
             return functional.rms_norm(x, self.shape, weight, self.eps)
         return functional.rms_norm(x, self.shape, None, self.eps) * weight
+
+
+def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """`functional.rms_norm`, which is seven operations on a CPU, in fewer, with no temporary of the input's size."""
+    width = x.shape[-1]
+    if x.numel() == width and not torch.compiler.is_compiling():  # one row, as in decoding: its scale is a number
+        row = x.flatten()
+        scale = 1 / math.sqrt(float(row.dot(row)) / width + eps)
+        return x * scale if weight is None else (x * weight).mul_(scale)
+    norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    out = x * norms.square_().div_(width).add_(eps).rsqrt_()
+    return out if weight is None else out.mul_(weight)
 
 
 class LayerNorm(nn.Module):

@@ -129,6 +129,18 @@ class Rotary:
         cos, sin = self.cos[:, None], self.sin[:, None]
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
+    @cached_property
+    def as_complex(self) -> Tensor:
+        """The factors of a head's pairs as complex numbers, [B or 1, 1, L, Dh / 2]."""
+        return torch.complex(self.cos, self.sin)[:, None]
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """For one token of each row: what turns a head, as a matrix to multiply it with, [B or 1, Dh, Dh]."""
+        (cos, sin), width = self.by_halves, 2 * self.cos.shape[-1]
+        here = torch.eye(width, device=cos.device) * cos[:, 0]
+        return here + torch.eye(width, device=cos.device).roll(width // 2, 0) * sin[:, 0]
+
 
 def rotary_table(config: RotaryConfig, positions: Tensor) -> Rotary:
     """Tables for `positions` [B, L, A] or [L, A] (any real dtype).
@@ -166,12 +178,12 @@ def apply_rotary(x: Tensor, rotary: Rotary) -> Tensor:
     if width != 2 * rotary.cos.shape[-1]:
         raise ValueError(f"the heads are {width} wide; the rotary tables are made for {2 * rotary.cos.shape[-1]}")
     if rotary.pairing == "half":
+        if x.shape[2] == 1 and x.dtype is torch.float32 and x.device.type == "cpu" and len(x) == len(rotary.cos):
+            return torch.bmm(x[:, :, 0], rotary.matrix)[:, :, None]  # decoding: one operation instead of five
         cos, sin = rotary.by_halves
-        return (x * cos + x.roll(width // 2, -1) * sin).to(x.dtype)
-    cos, sin = rotary.cos[:, None], rotary.sin[:, None]
-    pairs = x.float().unflatten(-1, (-1, 2))
-    even, odd = pairs[..., 0], pairs[..., 1]
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+        return torch.addcmul(x * cos, x.roll(width // 2, -1), sin).to(x.dtype)
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rotary.as_complex).flatten(-2).to(x.dtype)
 
 
 def grid_positions(sizes: Sequence[int], *, start: Sequence[int] | None = None) -> Tensor:

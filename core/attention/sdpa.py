@@ -3,6 +3,7 @@
 Legend: B rows, H query heads, Hkv key/value heads, L queries, Lk keys, Dh width of a head.
 """
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -40,11 +41,11 @@ class SDPAAttention:
 def _one_query(call: AttentionCall, kv_heads: int) -> Tensor:
     """Query heads that share keys stand as queries of one head, since torch would copy the keys for each of them."""
     rows, heads, _, width = call.queries.shape
-    out = functional.scaled_dot_product_attention(
-        call.queries.reshape(rows, kv_heads, heads // kv_heads, width),
-        call.keys,
-        call.values,
-        attn_mask=call.mask.dense(1, call.keys.shape[2], call.queries.device),
-        scale=call.scale,
-    )
+    queries = call.queries.reshape(rows, kv_heads, heads // kv_heads, width)
+    mask = call.mask.dense(1, call.keys.shape[2], call.queries.device)
+    if rows == 1 and mask is None and queries.device.type == "cpu" and queries.dtype is torch.float32:
+        # so little work that the fused kernel takes longer to begin
+        scores = torch.bmm(queries[0] * call.scale, call.keys[0].transpose(1, 2))
+        return torch.bmm(scores.softmax(-1), call.values[0]).view(1, heads, 1, width)
+    out = functional.scaled_dot_product_attention(queries, call.keys, call.values, attn_mask=mask, scale=call.scale)
     return out.reshape(rows, heads, 1, width)

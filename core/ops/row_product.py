@@ -38,8 +38,9 @@ def _one_row(x: Tensor, weight: Tensor) -> Tensor:
     (size, width), parts = weight.shape, torch.get_num_threads()
     if size % parts:
         parts = 1
-    row = x.reshape(1, 1, width).expand(parts, 1, width)
-    return torch.bmm(row, weight.view(parts, size // parts, width).transpose(1, 2))
+    height = size // parts
+    row = x.reshape(width).as_strided((parts, 1, width), (0, 0, 1))
+    return torch.bmm(row, weight.as_strided((parts, width, height), (height * width, 1, width)))
 
 
 def _pays(x: Tensor, weight: Tensor) -> bool:
