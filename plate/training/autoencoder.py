@@ -2,8 +2,9 @@
 
     python -m calotype.plate.training.autoencoder --run runs/vae --steps 1600 --decoder-steps 3000
 
-Crops of 64x64 pixels, chosen where the objects are. Loss: L1 + 4 MSE + L1 of the gradients at two scales (+ 1e-4 KL in
-the first phase, + the local strength of edges in the second).
+Crops of 64x64 pixels, chosen where the objects are, half of them in scenes with a small one. Loss: L1 + 4 MSE + L1 of
+the gradients at two scales (+ 1e-4 KL in the first phase; + the local strength of edges and the MSE of means over 4x4
+pixels in the second).
 """
 
 import argparse
@@ -18,7 +19,7 @@ from torch.nn import functional
 from ...vae.plate import PlateVAE, PlateVAEConfig
 from .captions import training_sample
 from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
-from .scenes import SIDE, Scene, render
+from .scenes import SIDE, SMALL, Scene, render
 
 CROP = 64
 
@@ -27,12 +28,20 @@ def crops(random: np.random.Generator, count: int) -> Tensor:
     """Pixels in -1..1, [count, 3, 64, 64], most of them around an object."""
     out = np.empty((count, CROP, CROP, 3), np.uint8)
     for index in range(0, count, 2):
-        scene = training_sample(random).scene
+        scene = _scene(random, with_small=index % 4 == 0)
         picture = render(scene)
         for crop in out[index : index + 2]:
             x, y = _corner(scene, random)
             crop[:] = picture[y : y + CROP, x : x + CROP]
     return torch.from_numpy(out).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def _scene(random: np.random.Generator, *, with_small: bool) -> Scene:
+    """A scene of the training set, or of that part of it which has a small object."""
+    while True:
+        scene = training_sample(random).scene
+        if not with_small or any(sprite.size == SMALL for sprite in scene.sprites):
+            return scene
 
 
 def _corner(scene: Scene, random: np.random.Generator) -> tuple[int, int]:
@@ -76,7 +85,14 @@ def whole_loss(vae: PlateVAE, pixels: Tensor, generator: torch.Generator) -> Ten
     return reconstruction_loss(output, pixels) + 1e-4 * kl
 
 
-def decoder_loss(vae: PlateVAE, pixels: Tensor, generator: torch.Generator, noise: float, energy: float) -> Tensor:
+def coarse_loss(output: Tensor, target: Tensor) -> Tensor:
+    """MSE of means over 4x4 pixels, of [N, 3, H, W]: the shapes and colours that tell small objects apart."""
+    return functional.avg_pool2d(output - target, 4).square().mean()
+
+
+def decoder_loss(
+    vae: PlateVAE, pixels: Tensor, generator: torch.Generator, *, noise: float, energy: float, coarse: float
+) -> Tensor:
     """The second phase's loss: latents with noise of U(0, `noise`) standard deviations on half of the crops."""
     with torch.no_grad():
         mean, _ = vae.posterior(pixels)
@@ -84,7 +100,8 @@ def decoder_loss(vae: PlateVAE, pixels: Tensor, generator: torch.Generator, nois
         level[::2] = 0
         latents = mean + level * vae.latent_std.view(1, -1, 1, 1) * torch.randn(mean.shape, generator=generator)
     output = vae.decoder(latents)
-    return reconstruction_loss(output, pixels) + energy * energy_loss(output, pixels)
+    extra = energy * energy_loss(output, pixels) + coarse * coarse_loss(output, pixels)
+    return reconstruction_loss(output, pixels) + extra
 
 
 def measure_latents(vae: PlateVAE, random: np.random.Generator, count: int) -> None:
@@ -161,7 +178,8 @@ def train(arguments: argparse.Namespace, config: PlateVAEConfig | None = None) -
         for group in optimiser.param_groups:
             group["lr"] = arguments.rate * learning_rate(local, total=length, warm_up=50, decay_share=0.6)
         if in_second:
-            loss = decoder_loss(vae, pixels, generator, arguments.noise, arguments.energy)
+            weights = {"noise": arguments.noise, "energy": arguments.energy, "coarse": arguments.coarse}
+            loss = decoder_loss(vae, pixels, generator, **weights)
         else:
             loss = whole_loss(vae, pixels, generator)
         update(vae, optimiser, loss)
@@ -185,6 +203,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--noise", type=float, default=0.15)
     parser.add_argument("--energy", type=float, default=1.0, help="weight of the edge strength in the second phase")
+    parser.add_argument("--coarse", type=float, default=30.0, help="weight of the 4x4 means in the second phase")
     parser.add_argument("--scenes", type=int, default=256, help="scenes that the mean and spread of latents come from")
     parser.add_argument("--test", type=int, default=64, help="scenes that the decibels in the log are measured on")
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")

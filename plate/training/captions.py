@@ -13,7 +13,7 @@ from .scenes import BACKGROUNDS, LARGE, MEDIUM, PLAIN_COLOURS, SIDE, SMALL, Scen
 
 Kind = Literal["one", "two", "row", "two of", "three of"]
 KINDS: tuple[Kind, ...] = ("one", "two", "row", "two of", "three of")
-KIND_SHARES = (0.44, 0.34, 0.1, 0.07, 0.05)
+KIND_SHARES = (0.36, 0.38, 0.12, 0.08, 0.06)
 Relation = Literal["left of", "above", "none"]
 
 _PLACE_PHRASES: dict[str, tuple[str, ...]] = {
@@ -223,19 +223,16 @@ def _sized(index: int, size: int, state_size: bool, random: np.random.Generator)
 
 
 def _one(random: np.random.Generator) -> _Arrangement:
+    """A single object fills the middle; one that is small, or has a stated place, is small or medium."""
     index = int(random.integers(len(object_names())))
-    size = int(random.choice((LARGE, MEDIUM, SMALL), p=(0.4, 0.35, 0.25)))
+    size = int(random.choice((LARGE, MEDIUM, SMALL), p=(0.6, 0.16, 0.24)))
     state_size = size == SMALL or bool(random.random() < 0.3)
     words, stated = _sized(index, size, state_size, random)
-    last = (SIDE - size) // 16
-    if random.random() < 0.45 if size != LARGE else random.random() < 0.12:
+    if size == MEDIUM or random.random() < (0.5 if size == SMALL else 0.05):
         return _placed(index, size, words, stated, random)
-    middle = last // 2
-    reach = min(1, middle)
-    x = 16 * int(random.integers(middle - reach, last - middle + reach + 1))
-    y = 16 * int(random.integers(middle - reach, last - middle + reach + 1))
+    place = _middle(size)
     return _Arrangement(
-        sprites=(Sprite(index=index, size=size, x=x, y=y),), relation="none", words=words, sizes=(stated,)
+        sprites=(Sprite(index=index, size=size, x=place, y=place),), relation="none", words=words, sizes=(stated,)
     )
 
 
@@ -244,7 +241,7 @@ def _placed(index: int, size: int, words: str, stated: int | None, random: np.ra
     column, row = (int(n) for n in random.integers(3, size=2))
     state_row = column == 1 or bool(random.random() < 0.6)
     state_column = column != 1 or row == 1
-    x, y = _cell(column, size, random), _cell(row, size, random)
+    x, y = _cell(column, size), _cell(row, size)
     if (column, row) in _CORNERS and state_row:
         name = _CORNERS[column, row]
         where = f"in the {name}" + (" corner" if random.random() < 0.5 else "")
@@ -264,23 +261,26 @@ def _placed(index: int, size: int, words: str, stated: int | None, random: np.ra
     )
 
 
-def _cell(third: int, size: int, random: np.random.Generator) -> int:
-    """A position in the first, middle or last third; small objects may sit one grid step further in."""
-    room = SIDE - size
-    inward = 16 if size == SMALL and random.random() < 0.3 else 0
-    return (inward, room // 2 // 16 * 16, room - inward)[third]
+def _cell(third: int, size: int) -> int:
+    """A position in the first, middle or last third."""
+    return (0, _middle(size), SIDE - size)[third]
+
+
+def _middle(size: int) -> int:
+    """Where something of this extent begins to be centred."""
+    return (SIDE - size) // 32 * 16
 
 
 def _two(random: np.random.Generator) -> _Arrangement:
     first, second = (int(n) for n in random.choice(len(object_names()), size=2, replace=False))
     sizes = ((MEDIUM, MEDIUM), (LARGE, SMALL), (SMALL, LARGE), (MEDIUM, SMALL), (SMALL, MEDIUM), (SMALL, SMALL))
-    size_a, size_b = sizes[random.choice(len(sizes), p=(0.56, 0.1, 0.1, 0.07, 0.07, 0.1))]
+    size_a, size_b = sizes[random.choice(len(sizes), p=(0.48, 0.15, 0.15, 0.05, 0.05, 0.12))]
     differ = size_a != size_b
     a, stated_a = _sized(first, size_a, differ or size_a == SMALL, random)
     b, stated_b = _sized(second, size_b, differ or size_b == SMALL, random)
     beside = random.random() < 0.7
     place = _beside if beside else _stacked
-    sprites = place(first, size_a, second, size_b, random)
+    sprites = place(first, size_a, second, size_b)
     words = str(random.choice(_BESIDE_WORDS if beside else _STACKED_WORDS)).format(a=a, b=b)
     return _Arrangement(
         sprites=sprites, relation="left of" if beside else "above", words=words, sizes=(stated_a, stated_b)
@@ -310,46 +310,41 @@ _STACKED_WORDS = (
 )
 
 
-def _span(size_a: int, size_b: int, random: np.random.Generator) -> tuple[int, int]:
-    """Where two objects begin along the axis that separates them."""
+def _span(size_a: int, size_b: int) -> tuple[int, int]:
+    """Where two objects begin along the axis that separates them: as much room between them as around them, on the
+    grid."""
     free = (SIDE - size_a - size_b) // 16
-    outer = int(random.integers((free - 1) // 2 + 1)) if free else 0
-    gap = int(random.integers(min(1, free), free - 2 * outer + 1)) if free else 0
-    return 16 * outer, 16 * (outer + gap) + size_a
+    outer = free // 4
+    return 16 * outer, SIDE - 16 * outer - size_b
 
 
-def _beside(first: int, size_a: int, second: int, size_b: int, random: np.random.Generator) -> tuple[Sprite, ...]:
-    x_a, x_b = _span(size_a, size_b, random)
-    y_a, y_b = _across(size_a, size_b, random)
-    return (Sprite(index=first, size=size_a, x=x_a, y=y_a), Sprite(index=second, size=size_b, x=x_b, y=y_b))
+def _beside(first: int, size_a: int, second: int, size_b: int) -> tuple[Sprite, ...]:
+    """Two objects on one ground."""
+    x_a, x_b = _span(size_a, size_b)
+    foot = _middle(max(size_a, size_b)) + max(size_a, size_b)
+    return (
+        Sprite(index=first, size=size_a, x=x_a, y=foot - size_a),
+        Sprite(index=second, size=size_b, x=x_b, y=foot - size_b),
+    )
 
 
-def _stacked(first: int, size_a: int, second: int, size_b: int, random: np.random.Generator) -> tuple[Sprite, ...]:
-    y_a, y_b = _span(size_a, size_b, random)
-    x_a, x_b = _across(size_a, size_b, random)
-    return (Sprite(index=first, size=size_a, x=x_a, y=y_a), Sprite(index=second, size=size_b, x=x_b, y=y_b))
+def _stacked(first: int, size_a: int, second: int, size_b: int) -> tuple[Sprite, ...]:
+    """Two objects on one vertical."""
+    y_a, y_b = _span(size_a, size_b)
+    return (
+        Sprite(index=first, size=size_a, x=_middle(size_a), y=y_a),
+        Sprite(index=second, size=size_b, x=_middle(size_b), y=y_b),
+    )
 
 
-def _across(size_a: int, size_b: int, random: np.random.Generator) -> tuple[int, int]:
-    """Positions along the other axis: the larger one near the middle, the smaller one within its extent, on or near its
-    foot."""
-    large = max(size_a, size_b)
-    middle = (SIDE - large) // 32
-    base = 16 * int(random.integers(max(0, middle - 1), middle + 2))
-    slack = (large - min(size_a, size_b)) // 16
-    inner = base + 16 * int(random.integers(slack // 2, slack + 1)) if slack else base
-    return (base, inner) if size_a == large else (inner, base)
-
-
-def _row_of(indices: tuple[int, ...], words: str, size: int, random: np.random.Generator) -> _Arrangement:
+def _row_of(indices: tuple[int, ...], words: str, size: int) -> _Arrangement:
+    """Objects of one size in a row across the middle."""
     count = len(indices)
     free = (SIDE - size * count) // 16
-    gaps = free // (count - 1) if count > 1 else 0
-    gap = int(random.integers(min(1, gaps), gaps + 1))
-    left = (SIDE - size * count - 16 * gap * (count - 1)) // 32 * 16
-    middle = (SIDE - size) // 32
-    y = 16 * int(random.integers(middle - 1, middle + 3 if size == SMALL else middle + 2))
-    sprites = tuple(Sprite(index=i, size=size, x=left + n * (size + 16 * gap), y=y) for n, i in enumerate(indices))
+    outer = free // (2 * count)
+    gap = (free - 2 * outer) // (count - 1)
+    places = (16 * outer + n * (size + 16 * gap) for n in range(count))
+    sprites = tuple(Sprite(index=i, size=size, x=x, y=_middle(size)) for i, x in zip(indices, places, strict=True))
     return _Arrangement(sprites=sprites, relation="left of", words=words, sizes=(None,) * count)
 
 
@@ -365,14 +360,14 @@ def _three(random: np.random.Generator) -> _Arrangement:
             "from left to right {a}, {b} and {c}",
         )
     )
-    return _row_of(indices, str(form).format(a=a, b=b, c=c), SMALL, random)
+    return _row_of(indices, str(form).format(a=a, b=b, c=c), SMALL)
 
 
 def _several(count: int, size: int, word: str, random: np.random.Generator) -> _Arrangement:
     index = int(random.integers(len(object_names())))
     plural = object_names()[index].plural
     sized = f"{random.choice(_SIZE_WORDS[SMALL])} {plural}" if size == SMALL and count == 2 else plural
-    return _row_of((index,) * count, f"{word} {sized}", size, random)
+    return _row_of((index,) * count, f"{word} {sized}", size)
 
 
 def _two_of(random: np.random.Generator) -> _Arrangement:
