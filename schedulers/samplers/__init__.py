@@ -3,12 +3,15 @@
 from collections.abc import Callable
 
 from ..base import Sampler
+from .ddim import DDIM
 from .dpmpp_2m import DPMPP2M
 from .euler import Euler
 from .euler_ancestral import EulerAncestral
 from .heun import Heun
+from .lcm import LCM
+from .pndm import PNDM
 
-__all__ = ["DPMPP2M", "Euler", "EulerAncestral", "Heun", "sampler_by_name", "sampler_names"]
+__all__ = ["DDIM", "DPMPP2M", "LCM", "PNDM", "Euler", "EulerAncestral", "Heun", "sampler_by_name", "sampler_names"]
 
 
 def sampler_by_name(name: str) -> Sampler:
@@ -29,4 +32,12 @@ def sampler_names() -> tuple[str, ...]:
 
 
 def _makers() -> dict[str, Callable[[], Sampler]]:
-    return {"euler": Euler, "heun": Heun, "dpmpp_2m": DPMPP2M, "euler_ancestral": EulerAncestral}
+    return {
+        "euler": Euler,
+        "heun": Heun,
+        "dpmpp_2m": DPMPP2M,
+        "euler_ancestral": EulerAncestral,
+        "ddim": DDIM,
+        "pndm": PNDM,
+        "lcm": LCM,
+    }

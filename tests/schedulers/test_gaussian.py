@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from calotype.schedulers import (
+    DDIM,
     DPMPP2M,
+    LCM,
+    PNDM,
     Euler,
     EulerAncestral,
     Heun,
@@ -84,7 +87,8 @@ def order(sampler: Sampler, path: Path, schedules: Callable[[int, Path], Schedul
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    ("sampler", "expected"), [(Euler(), 1), (EulerAncestral(eta=0.0), 1), (Heun(), 2), (DPMPP2M(), 2)]
+    ("sampler", "expected"),
+    [(Euler(), 1), (EulerAncestral(eta=0.0), 1), (DDIM(), 1), (Heun(), 2), (DPMPP2M(), 2), (PNDM(), 2)],
 )
 def test_order_of_convergence(sampler: Sampler, expected: int, path: Path) -> None:
     assert order(sampler, path, ended_early, (32, 64, 128)) == pytest.approx(expected, abs=0.15)
@@ -113,7 +117,7 @@ def test_second_order_beats_first(path: Path) -> None:
 def test_point_data_is_reached_in_any_number_of_steps() -> None:
     """With s = 0 the denoiser is exact, so every solver lands on m, from one step up."""
     data, x = Gaussian(path="flow", spread=0.0), torch.randn(2, 1, 1, 2, 2)
-    for sampler in (Euler(), Heun(), DPMPP2M(), EulerAncestral()):
+    for sampler in (Euler(), Heun(), DPMPP2M(), EulerAncestral(), DDIM(eta=0.5), PNDM(), LCM()):
         for n in (1, 2, 3, 10):
             torch.testing.assert_close(final(sampler, data, x, flow_schedule(n)), torch.full_like(x, 0.7))
 

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from calotype.schedulers import (
+    DDIM,
     DPMPP2M,
+    LCM,
+    PNDM,
     Euler,
     EulerAncestral,
     Heun,
@@ -26,7 +29,17 @@ from calotype.schedulers import (
 )
 
 SHAPE = (2, 3, 1, 4, 4)
-SAMPLERS: tuple[Sampler, ...] = (Euler(), Heun(), DPMPP2M(), EulerAncestral(), EulerAncestral(eta=0.4))
+SAMPLERS: tuple[Sampler, ...] = (
+    Euler(),
+    Heun(),
+    DPMPP2M(),
+    EulerAncestral(),
+    EulerAncestral(eta=0.4),
+    DDIM(),
+    DDIM(eta=0.6),
+    PNDM(),
+    LCM(),
+)
 SCHEDULES = {
     "flow": flow_schedule(6, shift=2.0),
     "custom": flow_schedule_from_sigmas([1.0, 0.97, 0.6, 0.55, 0.1]),
@@ -221,10 +234,11 @@ def test_nothing_is_written_into(sampler: Sampler, schedule: Schedule) -> None:
 
 
 @each_schedule
-def test_eta_zero_is_euler_bit_for_bit_and_draws_nothing(schedule: Schedule) -> None:
+@pytest.mark.parametrize("sampler", [EulerAncestral(eta=0.0), DDIM(eta=0.0)], ids=str)
+def test_eta_zero_is_euler_bit_for_bit_and_draws_nothing(sampler: Sampler, schedule: Schedule) -> None:
     ours, theirs = noise(), noise()
     pairs = zip(
-        EulerAncestral(eta=0.0)(slope, latents(), schedule, ours),
+        sampler(slope, latents(), schedule, ours),
         Euler()(slope, latents(), schedule, theirs),
         strict=True,
     )
@@ -285,12 +299,13 @@ def test_tensors_that_are_no_state_are_refused() -> None:
 
 
 def test_samplers_by_name() -> None:
-    assert sampler_names() == ("euler", "heun", "dpmpp_2m", "euler_ancestral")
+    names = ("euler", "heun", "dpmpp_2m", "euler_ancestral", "ddim", "pndm", "lcm")
+    assert sampler_names() == names
     for name in sampler_names():
         assert sampler_by_name(name).name == name
     assert sampler_by_name("euler_ancestral") == EulerAncestral(eta=1.0)
-    with pytest.raises(ValueError, match="unknown sampler 'ddim': known are euler, heun, dpmpp_2m, euler_ancestral"):
-        sampler_by_name("ddim")
+    with pytest.raises(ValueError, match=f"unknown sampler 'unipc': known are {', '.join(names)}"):
+        sampler_by_name("unipc")
 
 
 @pytest.mark.parametrize("eta", [-0.1, 1.5, math.nan])
