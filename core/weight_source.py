@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .checkpoint import Files, read_checkpoint
-from .gguf_file import map_bytes, stored_view
+from .gguf_file import MappedFile
 from .key_map import Fill, KeyMap, PlacedPart, named_weights
 from .ops.dequantise import dequantise, dequantise_into
 from .row_operations import Operation, Reshape, Shape, apply_view
@@ -76,11 +76,17 @@ class WeightSource:
         for part in fill.parts:
             rows = result if len(fill.parts) == 1 else result[part.start : part.stop]
             self._copy(part, rows)
+            tensor = self._tensors[part.source]
+            self._files[tensor.file].forget(tensor)
         return result
 
     def close(self) -> None:
         """Lets the files go; later reads raise ValueError."""
         self._files.clear()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Itself: it never changes, and the files can be shared."""
+        return self
 
     def __enter__(self) -> Self:
         return self
@@ -129,6 +135,10 @@ class _OpenFile(Protocol):
         """A tensor as it is stored: plain values, or packed rows [..., bytes] uint8."""
         ...
 
+    def forget(self, tensor: StoredTensor) -> None:
+        """Let what was read of it go from memory, where that can be said."""
+        ...
+
 
 class _OpenSafetensors:
     def __init__(self, file: Path) -> None:
@@ -140,17 +150,12 @@ class _OpenSafetensors:
     def view(self, tensor: StoredTensor) -> Tensor:
         return self._file.get_tensor(tensor.name)
 
-
-class _OpenGGUF:
-    def __init__(self, file: Path) -> None:
-        self._bytes = map_bytes(file)
-
-    def view(self, tensor: StoredTensor) -> Tensor:
-        return stored_view(tensor, self._bytes)
+    def forget(self, tensor: StoredTensor) -> None:
+        pass  # its mapping is the safetensors package's
 
 
 def _open(file: Path) -> _OpenFile:
-    return _OpenGGUF(file) if file.suffix.lower() == ".gguf" else _OpenSafetensors(file)
+    return MappedFile(file) if file.suffix.lower() == ".gguf" else _OpenSafetensors(file)
 
 
 def _keep_rows_whole(operations: tuple[Operation, ...], shape: Shape) -> bool:

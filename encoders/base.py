@@ -1,6 +1,6 @@
 """What every text encoder gives.
 
-Legend: B rows, L tokens, D width.
+Legend: B rows, L tokens, D width, Dp width of the pooled vector.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,13 @@ from torch import Tensor
 @dataclass(frozen=True, kw_only=True)
 class EncodedText:
     """Prompts as a denoiser reads them: `states` [B, L, D], zero past each row's `lengths` [B] int64, and what the user
-    should know.
+    should know. `pooled` [B, Dp] is each whole prompt as one vector, from encoders that give one.
     """
 
     states: Tensor
     lengths: Tensor
     warnings: tuple[str, ...] = ()
+    pooled: Tensor | None = None
 
 
 class TextEncoder(Protocol):

@@ -21,8 +21,9 @@ class Autoencoder(Protocol):
         """Pixels a side per latent cell: H / h."""
         ...
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """Latents [B, C, F, h, w] of pixels [B, 3, F, H, W] in -1..1."""
+    def encode(self, pixels: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Latents [B, C, F, h, w] of pixels [B, 3, F, H, W] in -1..1; with `noise`, standard normal and of the latents'
+        shape, a sample of their distribution where the autoencoder has one."""
         ...
 
     def decode(self, latents: Tensor) -> Tensor:

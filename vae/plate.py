@@ -54,14 +54,14 @@ class PlateVAE(nn.Module):
         mean, log_variance = self.encoder(pixels).chunk(2, dim=1)
         return mean, log_variance.clamp(-12.0, 4.0)
 
-    def encode(self, pixels: Tensor) -> Tensor:
+    def encode(self, pixels: Tensor, noise: Tensor | None = None) -> Tensor:
         """Normalised latents (the posterior's mean) [B, C, F, h, w] of pixels [B, 3, F, H, W] in -1..1."""
-        mean, _ = self.posterior(_frames_into_batch(pixels))
+        mean, _ = self.posterior(_frames_into_batch(pixels.to(self.latent_mean.dtype)))
         return self.normalise(_frames_out_of_batch(mean, pixels.shape[0]))
 
     def decode(self, latents: Tensor) -> Tensor:
         """Pixels [B, 3, F, H, W], about -1..1, of normalised latents [B, C, F, h, w]."""
-        frames = self.decoder(_frames_into_batch(self.denormalise(latents)))
+        frames = self.decoder(_frames_into_batch(self.denormalise(latents.to(self.latent_mean.dtype))))
         return _frames_out_of_batch(frames, latents.shape[0])
 
     def normalise(self, raw: Tensor) -> Tensor:

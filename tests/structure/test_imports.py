@@ -32,6 +32,8 @@ ALSO_AT_THE_TOP = {
 }
 ONLY_IN_FUNCTIONS = {
     "core": {"triton", "flash_attn", "xformers"},
+    "encoders": {"transformers"},
+    "vae": {"diffusers"},
     "language": {"tokenizers", "transformers", "jinja2", "llguidance", "huggingface_hub"},
     "pipelines": {"PIL", "numpy", "safetensors", "tqdm", "huggingface_hub"},
     "plate/training": {"tokenizers"},

@@ -1,0 +1,171 @@
+"""Text encoders of transformers from local folders: their weights through our own loader, their tokenizers, no output.
+
+transformers' own loading accepts keys that match nothing, prints, and can read pickles; ours does none of these.
+"""
+
+import logging
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ..core.key_map import KeyMap, named_weights
+from ..core.key_rules import Layout, Rule
+from ..core.loading import build_on_meta, load_weights
+from ..language.checkpoints import read_entries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A model of transformers: the names of its classes, and how names in its files differ from the module's:
+    `prefixes` that all may have, `drops` that stand for nothing (of a copied parameter, or of a constant), `renamed`
+    for (file, module) where a parameter is stored under its other name, `wide` for linears that stay in float32 where
+    all else is float16.
+    """
+
+    model: str
+    config: str
+    prefixes: tuple[str, ...] = ("",)
+    drops: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    wide: tuple[str, ...] = ()
+
+    def key_map(self, module: nn.Module) -> KeyMap:
+        """Every parameter under its own name, or some under their other names."""
+        names = tuple(named_weights(module))
+        other = {target: source for source, target in self.renamed}
+        layouts = [Layout(self.model, tuple(Rule(name, name) for name in names), self.drops, self.prefixes)]
+        if other:
+            rules = tuple(Rule(other.get(name, name), name) for name in names)
+            layouts.append(Layout(f"{self.model}, other names", rules, (), self.prefixes))
+        return KeyMap(tuple(layouts))
+
+
+def text_architecture(folder: Path, known: tuple[Architecture, ...]) -> Architecture:
+    """Which of the known architectures a folder's config.json names.
+
+    Raises:
+        FileNotFoundError: no such folder, or no config.json in it. ValueError: another architecture.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder at {folder}")
+    named: object = read_entries(folder).get("architectures")
+    names = [str(name) for name in cast(list[object], named)] if isinstance(named, list) else []
+    found = [each for each in known if each.model in names]
+    if not found:
+        wanted = " or ".join(each.model for each in known)
+        raise ValueError(f"{folder / 'config.json'} names {', '.join(names) or 'no architecture'}; needed is {wanted}")
+    return found[0]
+
+
+def load_text_model(
+    folder: Path, architecture: Architecture, *, variant: str | None, device: torch.device | str, dtype: torch.dtype
+) -> Any:
+    """The model of a folder, for evaluation and without gradients.
+
+    Raises:
+        FileNotFoundError: the weights, or a shard, are missing.
+        ValueError: a config that makes no sense, quantised or pickled weights, weights that do not fit the config.
+    """
+    config = _config(folder, architecture)
+    files = _weights(folder, variant)
+    with quiet():
+        module = build_on_meta(lambda: _built(architecture, config, folder)).to(dtype)
+    for name, part in module.named_modules():
+        if dtype is torch.float16 and name.rpartition(".")[2] in architecture.wide:
+            part.to(torch.float32)
+    _fill_positions(module)
+    load_weights(module, files, architecture.key_map(module), device=device)
+    return module.requires_grad_(False).eval()
+
+
+def load_prompt_tokenizer(folder: Path, kind: str, files: tuple[tuple[str, ...], ...]) -> Any:
+    """The tokenizer of a folder as transformers' class `kind` reads it, from tokenizer.json or one group of `files`.
+
+    Raises:
+        FileNotFoundError: no such folder, or no tokenizer in it. ValueError: files that cannot be read.
+    """
+    groups = (("tokenizer.json",), *files)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder at {folder}")
+    if not any(all((folder / name).is_file() for name in group) for group in groups):
+        wanted = " or ".join(" with ".join(group) for group in groups)
+        raise FileNotFoundError(f"no tokenizer in {folder}; it needs {wanted}")
+    with quiet():
+        import transformers
+
+        try:
+            return getattr(transformers, kind).from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # whatever the many converters raise
+            raise ValueError(f"{folder} holds no tokenizer that transformers' {kind} can read ({error})") from error
+
+
+@contextmanager
+def quiet() -> Generator[None, None, None]:
+    """Keeps what transformers logs in this thread from being printed; other threads, and levels, stay as they are."""
+    from transformers.utils import logging as library
+
+    library.get_verbosity()  # sets the library's handler up
+    handlers, this = logging.getLogger("transformers").handlers[:], threading.get_ident()
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return record.thread != this
+
+    for handler in handlers:
+        handler.addFilter(is_other)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(is_other)
+
+
+def _config(folder: Path, architecture: Architecture) -> Any:
+    entries = dict(read_entries(folder))
+    method: object = entries.get("quantization_config")
+    if isinstance(method, Mapping):
+        kind = cast(Mapping[str, object], method).get("quant_method", "an unknown method")
+        raise ValueError(f"{folder}: the weights are quantised ({kind}), which cannot be read; take the original ones")
+    for name in ("dtype", "torch_dtype"):  # parts of models would be made in it
+        entries.pop(name, None)
+    with quiet():
+        import transformers
+
+        try:
+            return getattr(transformers, architecture.config).from_dict(entries)
+        except Exception as error:  # transformers checks configs with many classes of errors
+            raise ValueError(f"{folder / 'config.json'}: {error}") from error
+
+
+def _built(architecture: Architecture, config: Any, folder: Path) -> nn.Module:
+    import transformers
+
+    try:
+        return getattr(transformers, architecture.model)(config)
+    except Exception as error:  # sizes that do not fit each other fail in many ways
+        raise ValueError(f"{folder / 'config.json'}: no {architecture.model} can be made of it ({error})") from error
+
+
+def _weights(folder: Path, variant: str | None) -> Path:
+    """The file with the weights, or the index of its shards."""
+    part = f".{variant}" if variant else ""
+    for name in (f"model.safetensors.index{part}.json", f"model{part}.safetensors"):
+        if (folder / name).is_file():
+            return folder / name
+    found = sorted(file.name for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".pt", ".ckpt"))
+    if found and not any(name.endswith(".safetensors") for name in found):
+        raise ValueError(f"{folder}: only pickled weights ({found[0]}), which are never loaded; convert them")
+    raise FileNotFoundError(f"no model{part}.safetensors in {folder}; it holds {', '.join(found) or 'no weights'}")
+
+
+def _fill_positions(module: nn.Module) -> None:
+    """Positions are counted, not stored."""
+    for owner in module.modules():
+        for name, buffer in list(owner.named_buffers(recurse=False)):
+            if name == "position_ids":
+                setattr(owner, name, torch.arange(buffer.shape[-1])[None])
