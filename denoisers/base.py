@@ -3,6 +3,7 @@
 Legend: B rows, C latent channels, F frames, h w latent cells, Lt text tokens, Dt text width.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -21,11 +22,15 @@ class Conditioning:
     """What a denoiser is told, row by row.
 
     `states` [B, Lt, Dt] are text encoder states, padded at the end; `lengths` [B] int64 says how many of each row are
-    valid. `warnings` are remarks of the encoder for the user (dropped tokens and the like).
+    valid. `pooled` [B, Dp] is one vector for each prompt, for models that read one. `guidance` is the value that
+    guidance-distilled models are told (set by the run's guidance). `warnings` are remarks of the encoder for the user
+    (dropped tokens and the like).
     """
 
     states: Tensor
     lengths: Tensor
+    pooled: Tensor | None = None
+    guidance: float | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -33,6 +38,11 @@ class Conditioning:
             raise ValueError(
                 f"states of shape {tuple(self.states.shape)} with lengths of shape {tuple(self.lengths.shape)}; "
                 "conditioning takes states [B, Lt, Dt] and lengths [B]"
+            )
+        if self.pooled is not None and (self.pooled.ndim != 2 or len(self.pooled) != len(self.states)):
+            raise ValueError(
+                f"pooled of shape {tuple(self.pooled.shape)} with states of shape {tuple(self.states.shape)}; "
+                "conditioning takes pooled [B, Dp] and states [B, Lt, Dt]"
             )
 
     @property
@@ -44,21 +54,31 @@ class Conditioning:
         """The rows `indices`, in that order; an index may come several times."""
         index = torch.tensor(list(indices), dtype=torch.int64, device=self.states.device)
         lengths = self.lengths.to(index.device)[index]
-        return Conditioning(states=self.states[index], lengths=lengths, warnings=self.warnings)
+        pooled = None if self.pooled is None else self.pooled[index]
+        return dataclasses.replace(self, states=self.states[index], lengths=lengths, pooled=pooled)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Conditioning":
-        """The same on `device`, states in `dtype`."""
+        """The same on `device`, states and pooled in `dtype`."""
         states = self.states.to(device=device, dtype=dtype)
-        return Conditioning(states=states, lengths=self.lengths.to(device), warnings=self.warnings)
+        pooled = None if self.pooled is None else self.pooled.to(device=device, dtype=dtype)
+        return dataclasses.replace(self, states=states, lengths=self.lengths.to(device), pooled=pooled)
 
     @staticmethod
     def concatenate(parts: Sequence["Conditioning"]) -> "Conditioning":
-        """The rows of all parts, one after the other, padded with zeros to the longest part."""
+        """The rows of all parts, one after the other, padded with zeros to the longest part.
+
+        Raises:
+            ValueError: parts of different kinds: only some are pooled, or they have different guidance.
+        """
+        if len({(part.pooled is None, part.guidance) for part in parts}) > 1:
+            raise ValueError("conditioning of different kinds cannot be joined: pooled and guidance must agree")
         longest = max(part.states.shape[1] for part in parts)
         padded = [functional.pad(part.states, (0, 0, 0, longest - part.states.shape[1])) for part in parts]
         return Conditioning(
             states=torch.cat(padded),
             lengths=torch.cat([part.lengths for part in parts]),
+            pooled=None if parts[0].pooled is None else torch.cat([p.pooled for p in parts if p.pooled is not None]),
+            guidance=parts[0].guidance,
             warnings=tuple(dict.fromkeys(line for part in parts for line in part.warnings)),
         )
 

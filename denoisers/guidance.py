@@ -5,6 +5,7 @@ Each guidance owns its forwards: `bind` prepares the denoiser once, and returns 
 Legend: B rows, C latent channels, F frames, h w latent cells; c, u the conditional and unconditional slope.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -146,6 +147,31 @@ class ClassifierFree:
             return self.combine(c, u)
 
         return slope
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """A guidance-distilled model: it is told `scale` (None: models without such an input), then guided by `then`."""
+
+    scale: float | None
+    then: Guidance = Unguided()
+
+    def __post_init__(self) -> None:
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"guidance scale is {self.scale}; it must be a finite number")
+
+    @property
+    def needs_negative(self) -> bool:
+        """As `then` does."""
+        return self.then.needs_negative
+
+    def bind(self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slope:
+        """The slope of `then`, with both sides told the value."""
+        negative = None if prompt.negative is None else self._told(prompt.negative)
+        return self.then.bind(denoiser, Prompt(positive=self._told(prompt.positive), negative=negative), run)
+
+    def _told(self, conditioning: Conditioning) -> Conditioning:
+        return dataclasses.replace(conditioning, guidance=self.scale)
 
 
 def rescaled(guided: Tensor, c: Tensor, share: float) -> Tensor:

@@ -64,18 +64,22 @@ PUBLIC_ARGUMENTS = frozenset(
 
 
 class ImageArguments(TypedDict, total=False):
-    """The keyword arguments of a picture pipeline; `Request` says what each means. None is the same as not given."""
+    """The keyword arguments of picture pipelines; `Request` says what each means, a pipeline's family which of them it
+    uses. None is the same as not given."""
 
+    prompt_2: str | Sequence[str] | None
     negative_prompt: str | Sequence[str] | None
     height: int | None
     width: int | None
     num_inference_steps: int | None
     guidance_scale: float | None
+    true_cfg_scale: float | None
     guidance_rescale: float | None
     num_images_per_prompt: int
     image: "Pictures | None"
     mask_image: "Pictures | None"
     strength: float | None
+    max_sequence_length: int | None
     latents: Tensor | None
     sigmas: Sequence[float] | None
     output_type: OutputType

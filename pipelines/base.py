@@ -17,7 +17,8 @@ from .plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a pipeline came from: its family, the name that loads it again, and the sha256 of each weights file."""
+    """Where a pipeline came from: its family, the name that loads it again, and a sha256 of each weights file (see
+    `Manifest`)."""
 
     family: str
     name: str

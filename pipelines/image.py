@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from ..core.attention.base import AttentionSelector
+from ..core.copies import moved
 from ..denoisers.base import Conditioning, Denoiser, Prompt
 from ..encoders.base import TextEncoder
+from ..schedulers import RowNoise
 from ..schedulers.base import State, Step
 from ..vae.base import Autoencoder
 from ..vae.preview import LatentPreview
@@ -24,9 +26,10 @@ from .arguments import ImageArguments
 from .base import Encoded, ImageStep, OnStep, Source
 from .checks import check_cancel, check_kind, check_latents, check_on_step
 from .expansion import expanded
+from .family import Family, PlainFamily
 from .finite import NonFiniteError, is_finite
 from .manifest import Manifest, Task, digest_input
-from .placement import device_named, dtype_named, moved
+from .placement import device_named, dtype_named
 from .plan import Inputs, Plan, generator_states, make_plan, read_inputs, used_generators
 from .progress import Progress
 from .recipe import Recipe
@@ -44,8 +47,8 @@ CPU = torch.device("cpu")
 class ImagePipeline:
     """Components and the stages over them; it keeps nothing between calls, so threads may share it.
 
-    Change one with `dataclasses.replace`. `encoders` by role; `dtype` is that of the weights: latents, sigma and time
-    stay float32.
+    Change one with `dataclasses.replace`. `encoders` by role; `family` makes choices of the arguments; `dtype` is that
+    of the weights: latents, sigma and time stay float32.
     """
 
     source: Source
@@ -54,6 +57,7 @@ class ImagePipeline:
     encoders: Mapping[str, TextEncoder]
     vae: Autoencoder
     attention: AttentionSelector
+    family: Family = PlainFamily()  # noqa: RUF009 (immutable)
     preview_projection: LatentPreview | None = None
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
@@ -78,7 +82,7 @@ class ImagePipeline:
         """
         check_cancel(cancel)
         check_on_step(on_step)
-        encoded = self.encode(Request.of(prompt, arguments, self.source.family))
+        encoded = self.encode(Request.of(prompt, arguments, self.source.family, self.family.arguments))
         step: ImageStep | None = None
         with Progress(enabled=progress) as bar:
             for step in self.denoise(encoded, cancel=cancel):
@@ -98,7 +102,9 @@ class ImagePipeline:
         """The steps of a request; `decode` any of them. Arguments are checked, and prompts encoded, by the call
         itself."""
         check_cancel(cancel)
-        return self.denoise(self.encode(Request.of(prompt, arguments, self.source.family)), cancel=cancel)
+        return self.denoise(
+            self.encode(Request.of(prompt, arguments, self.source.family, self.family.arguments)), cancel=cancel
+        )
 
     @torch.no_grad()
     def encode(self, request: Request) -> Encoded:
@@ -110,20 +116,24 @@ class ImagePipeline:
         """
         check_kind("request", request, Request, "a Request")
         start = time.perf_counter()
-        inputs = read_inputs(request)
-        plan = make_plan(request, self.recipe, inputs)
-        cells = self.vae.downsampling
+        request.check_used(self.source.family, self.family.arguments)
+        self.family.check(request)
+        inputs, cells = read_inputs(request), self.vae.downsampling
+        plan = make_plan(request, self.recipe, inputs, family=self.family, downsampling=cells)
         shape = (plan.num_images, self.vae.latent_channels, 1, plan.height // cells, plan.width // cells)
         initial = self._initial(request, shape)
         request, plan = expanded(request, plan)
         conditioning = self._conditioning(request, plan)
-        source = None if inputs is None else self._latents(inputs)
+        draws = self.family.draws_posterior and plan.schedule is not None  # strength 0 is the round trip
+        noise = RowNoise((0,) * plan.num_images, shape)
+        noise.restore(generator_states(request, plan.seeds))
+        source = None if inputs is None else self._latents(inputs, noise if draws else None)
         remarks = conditioning.positive.warnings + (conditioning.negative.warnings if conditioning.negative else ())
         return Encoded(
             plan=plan,
             shape=shape,
             conditioning=conditioning,
-            noise=generator_states(request, plan.seeds),
+            noise=noise.state(),
             initial=initial,
             source=source,
             pixels=None if inputs is None else inputs.pixels[list(inputs.rows)],
@@ -198,14 +208,14 @@ class ImagePipeline:
     def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> "ImagePipeline":
         """A new pipeline with its weights on `device` in `dtype` (None: as now); this one stays as it is."""
         place = self.device if device is None else device_named(device)
-        kind = self.dtype if dtype is None else dtype_named(dtype)
+        kind = None if dtype is None else dtype_named(dtype)
         return dataclasses.replace(
             self,
             denoiser=moved(self.denoiser, place, kind),
             encoders={role: moved(encoder, place, kind) for role, encoder in self.encoders.items()},
             vae=moved(self.vae, place, kind),
             device=place,
-            dtype=kind,
+            dtype=self.dtype if kind is None else kind,
         )
 
     def save(self, folder: str | Path) -> None:
@@ -232,32 +242,37 @@ class ImagePipeline:
         positive = None if given is None else given.positive.to(self.device, self.dtype)
         negative = None if given is None or given.negative is None else given.negative.to(self.device, self.dtype)
         if positive is None:
-            positive = self._encode_text(request.prompts)
+            positive = self._encode_text(request.prompts, request.second_prompts, request)
         if not plan.guidance.needs_negative:
             negative = None
         elif negative is None:
-            negative = self._encode_text(request.negative_prompts)
-        if not is_finite(positive.states) or not (negative is None or is_finite(negative.states)):
+            negative = self._encode_text(request.negative_prompts, request.negative_prompts, request)
+        prompt = Prompt(positive=positive, negative=negative)
+        if not all(is_finite(tensor) for tensor in _tensors(prompt)):
             raise NonFiniteError("encode")
-        return Prompt(positive=positive, negative=negative)
+        return prompt
 
-    def _encode_text(self, prompts: tuple[str, ...]) -> Conditioning:
-        """One row per prompt; a prompt that comes twice is encoded once."""
-        distinct = tuple(dict.fromkeys(prompts))
-        text = self.encoders["llm"](distinct)
-        conditioning = Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
-        return (
-            conditioning if distinct == prompts else conditioning.rows([distinct.index(prompt) for prompt in prompts])
-        )
+    def _encode_text(self, prompts: tuple[str, ...], second: tuple[str, ...], request: Request) -> Conditioning:
+        """One row per prompt; a pair of texts that comes twice is encoded once."""
+        pairs = tuple(zip(prompts, second, strict=True))
+        distinct = tuple(dict.fromkeys(pairs))
+        first, other = zip(*distinct, strict=True)
+        conditioning = self.family.condition(self.encoders, first, other, request)
+        return conditioning if distinct == pairs else conditioning.rows([distinct.index(pair) for pair in pairs])
 
-    def _latents(self, inputs: Inputs) -> Tensor:
-        latents = self.vae.encode(inputs.pixels.to(self.device, self.dtype)).float()
+    def _latents(self, inputs: Inputs, noise: RowNoise | None) -> Tensor:
+        """One row per picture: the posterior's mean, or, with `noise`, a sample of it."""
+        pixels, rows = inputs.pixels.to(self.device), list(inputs.rows)
+        if noise is None:
+            latents = self.vae.encode(pixels).float()[rows]
+        else:
+            latents = self.vae.encode(pixels[rows], noise.draw().to(self.device)).float()
         if not is_finite(latents):
             raise NonFiniteError("encode")
-        return latents[list(inputs.rows)]
+        return latents
 
     def _pixels(self, latents: Tensor, run: Encoded | None) -> Tensor:
-        pixels = self.vae.decode(latents.to(self.device, self.dtype)).float()
+        pixels = self.vae.decode(latents.to(self.device)).float()
         if not is_finite(pixels):
             raise NonFiniteError("decode")
         if run is None or run.mask is None or run.pixels is None:
@@ -274,6 +289,9 @@ class ImagePipeline:
             "conditioning": None if given is None else _tensors(given),
             "generator": [each.get_state() for each in used_generators(request)] or None,
         }
+        extra = dict(self.family.described(request))
+        if plan.second_prompts is not None:
+            extra["prompt_2"] = list(plan.second_prompts)
         return Manifest.build(
             family=self.source.family,
             model=self.source.name,
@@ -293,9 +311,12 @@ class ImagePipeline:
             dtype=self.dtype,
             device=self.device,
             attention=",".join(backend.name for backend in self.attention.backends),
+            num_images_per_prompt=request.num_images_per_prompt,
+            extra=extra,
         )
 
 
 def _tensors(prompt: Prompt) -> list[Tensor]:
     parts = (prompt.positive,) if prompt.negative is None else (prompt.positive, prompt.negative)
-    return [tensor for part in parts for tensor in (part.states, part.lengths)]
+    found = [tensor for part in parts for tensor in (part.states, part.lengths, part.pooled)]
+    return [tensor for tensor in found if tensor is not None]

@@ -9,11 +9,15 @@ import torch
 from .. import plate as bundled
 from ..core.attention.base import AttentionSelector
 from ..core.attention.registry import attention_selector
+from .folders import INDEX, pipeline_class
 from .image import ImagePipeline
 from .placement import device_named, dtype_named
 
 BUNDLED = "plate"
-SUPPORTED = f"{BUNDLED!r} (the bundled model) and folders that pipe.save() wrote"
+FLUX_CLASSES = ("FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline")
+SUPPORTED = (
+    f"{BUNDLED!r} (the bundled model), folders that its pipe.save() wrote, and folders of FLUX.1 in diffusers' layout"
+)
 
 
 def load(
@@ -34,7 +38,8 @@ def load(
 ) -> ImagePipeline:
     """A pipeline, ready to run. Nothing is fetched from the network.
 
-    `source`: None or "plate" is the bundled model; a folder that `pipe.save` wrote. `device`: default the CPU. `dtype`
+    `source`: None or "plate" is the bundled model; a folder that its `pipe.save` wrote; a folder of FLUX.1 in
+    diffusers' layout. `device`: default the CPU. `dtype`
     of the weights: default float32. `attention`: a backend's name, or a selector; default the fastest that takes each
     call. `local_files_only` is accepted and changes nothing. The other arguments are for models that come in several
     parts, or over the network; none of those loads today.
@@ -62,9 +67,13 @@ def load(
     place = device_named("cpu" if device is None else device)
     kind = dtype_named(torch.float32 if dtype is None else dtype)
     selector = attention if isinstance(attention, AttentionSelector) else attention_selector(attention)
+    name = BUNDLED if source is None or source == BUNDLED else str(folder.resolve())
+    if (folder / INDEX).is_file():
+        from .flux import load_flux
+
+        return load_flux(folder, name, device=place, dtype=kind, attention=selector)
     from .plate import load_plate
 
-    name = BUNDLED if source is None or source == BUNDLED else str(folder.resolve())
     return load_plate(folder, name, device=place, dtype=kind, attention=selector)
 
 
@@ -80,9 +89,16 @@ def source_folder(source: str | Path | None) -> Path:
         raise ValueError(f"cannot load {source!r}, of type {type(source).__name__}; supported today are {SUPPORTED}")
     path = Path(source)
     if path.is_dir():
+        if (path / INDEX).is_file():
+            found = pipeline_class(path)
+            if found in FLUX_CLASSES:
+                return path
+            raise ValueError(
+                f"cannot load {str(source)!r}, a diffusers folder of {found}; supported today are {SUPPORTED}"
+            )
         if (path / "config.json").is_file():
             return path
-        looks = "a diffusers folder" if (path / "model_index.json").is_file() else "a folder without a config.json"
+        looks = "a folder without a config.json or a model_index.json"
         raise ValueError(f"cannot load {str(source)!r}, {looks}; supported today are {SUPPORTED}")
     looks = (
         f"a {path.suffix or 'nameless'} file" if path.is_file() else "neither a model's name nor a folder that is there"

@@ -22,12 +22,14 @@ Task = Literal["text-to-image", "image-to-image", "inpaint"]
 Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
 FORMAT = 1
 _NONE = type(None)
-_LATER = ("unexpanded",)  # entries that the first release did not write
+_LATER = ("unexpanded", "num_images_per_prompt", "extra")  # entries that the first release did not write
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("prompts", "seeds", "sigmas", "times"), (list,)),
     **dict.fromkeys(("weights", "sampler", "guidance", "inputs"), (dict,)),
     **dict.fromkeys(("width", "height", "num_inference_steps", "threads"), (int,)),
     **dict.fromkeys(("negative_prompts", "unexpanded"), (list, _NONE)),
+    "extra": (dict, _NONE),
+    "num_images_per_prompt": (int, _NONE),
     "strength": (float, int, _NONE),
     "row": (int, _NONE),
 }
@@ -46,9 +48,11 @@ class Manifest:
     is this picture's place in it (None: all of them). `unexpanded` are the prompts as they were before a language model
     rewrote them. The whole batch is kept because only the same batch is bit-equal when run again. Sizes are pixels.
 
-    `weights` maps each file to its sha256; `sampler` and `guidance` are objects as `describe` puts them; `path`,
-    `sigmas` and `times` are the whole schedule with its end; `inputs` maps every argument that is neither text nor a
-    number ("image", "mask_image", "latents", "conditioning", "generator") to its `digest_input`.
+    `weights` maps each file to its sha256 (files of gigabytes: that of their size, header and samples); `sampler` and
+    `guidance` are objects as `describe` puts them; `path`, `sigmas` and `times` are the whole schedule with its end;
+    `inputs` maps every argument that is neither text nor a number ("image", "mask_image", "latents", "conditioning",
+    "generator") to its `digest_input`. `num_images_per_prompt` counts the pictures of each prompt; `extra` are the
+    arguments of the model's family alone, by their names.
     """
 
     calotype: str
@@ -77,6 +81,8 @@ class Manifest:
     threads: int
     row: int | None = None
     unexpanded: tuple[str, ...] | None = None
+    num_images_per_prompt: int | None = None
+    extra: Mapping[str, Plain] | None = None
 
     @classmethod
     def build(
@@ -100,6 +106,8 @@ class Manifest:
         device: Device,
         attention: str,
         unexpanded: Sequence[str] | None = None,
+        num_images_per_prompt: int = 1,
+        extra: Mapping[str, Any] | None = None,
     ) -> Self:
         """A manifest of this process: versions and threads are filled in, `sampler` and `guidance` described.
 
@@ -131,6 +139,8 @@ class Manifest:
             attention=attention,
             threads=torch.get_num_threads(),
             unexpanded=None if unexpanded is None else tuple(unexpanded),
+            num_images_per_prompt=num_images_per_prompt,
+            extra=dict(extra) if extra else None,
         )
 
     def for_row(self, row: int) -> Self:
@@ -263,6 +273,9 @@ def _check_lists(entries: Mapping[str, Any]) -> None:
                 raise ValueError(f"not a manifest: {name} holds {item!r} for {key}, expected a str")
     if not 0 < len(entries["seeds"]) == len(entries["prompts"]):
         raise ValueError(f"not a manifest: {len(entries['prompts'])} prompts for {len(entries['seeds'])} seeds")
+    each = entries["num_images_per_prompt"]
+    if each is not None and (each < 1 or len(entries["prompts"]) % each):
+        raise ValueError(f"not a manifest: {each} pictures of each prompt, {len(entries['prompts'])} in all")
     if entries["threads"] < 1:
         raise ValueError(f"not a manifest: threads is {entries['threads']}, expected at least 1")
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..denoisers.guidance import ClassifierFree, Guidance
-from ..schedulers import Path, Sampler, Schedule, flow_schedule, flow_schedule_from_sigmas, sampler_by_name
+from ..denoisers.guidance import Guidance
+from ..schedulers import Path, Sampler, Schedule, sampler_by_name
+from .family import Family
 from .pictures import read_masks, read_pictures, size_text, spread
 from .recipe import Recipe
 from .request import Request
@@ -34,7 +35,7 @@ class Plan:
 
     `schedule` is what is run of `full_schedule`: its end where `strength` is below 1, None where it is 0.
     `negative_prompts` are None where the guidance needs none; `unexpanded` are the prompts before a language model
-    rewrote them, None where none did.
+    rewrote them, None where none did; `second_prompts` are the texts in `prompt_2`, None where it is not given.
     """
 
     width: int
@@ -51,6 +52,7 @@ class Plan:
     output_type: OutputType
     warnings: tuple[str, ...]
     unexpanded: tuple[str, ...] | None = None
+    second_prompts: tuple[str, ...] | None = None
 
     @property
     def num_images(self) -> int:
@@ -58,16 +60,16 @@ class Plan:
         return len(self.seeds)
 
 
-def make_plan(request: Request, recipe: Recipe, inputs: Inputs | None) -> Plan:
-    """The plan of a request.
+def make_plan(request: Request, recipe: Recipe, inputs: Inputs | None, *, family: Family, downsampling: int) -> Plan:
+    """The plan of a request; `downsampling` is the pixels a side per latent cell.
 
     Raises:
         ValueError: a size or a schedule that the model cannot do, or an unknown sampler.
     """
     width, height = _size(request, recipe, inputs)
-    full = _schedule(request, recipe)
+    full = _schedule(request, recipe, family, (width // downsampling) * (height // downsampling))
     strength = None if inputs is None else float(recipe.strength if request.strength is None else request.strength)
-    guidance = _guidance(request, recipe)
+    guidance = family.guidance(request, recipe)
     rows = tuple(prompt for prompt in range(request.num_prompts) for _ in range(request.num_images_per_prompt))
     prompts = request.prompts or ("",) * request.num_prompts
     negatives = request.negative_prompts
@@ -79,12 +81,13 @@ def make_plan(request: Request, recipe: Recipe, inputs: Inputs | None) -> Plan:
         rows=rows,
         seeds=_seeds(request),
         full_schedule=full,
-        schedule=full if strength is None else full.starting_at(strength) if strength > 0 else None,
+        schedule=full if strength is None else family.late(full, strength) if strength > 0 else None,
         sampler=_sampler(request, recipe),
         guidance=guidance,
         strength=strength,
         output_type=request.output_type,
-        warnings=_warnings(request, guidance),
+        second_prompts=None if request.prompt_2 is None else tuple(request.second_prompts[row] for row in rows),
+        warnings=(*_warnings(request, guidance), *family.warnings(request)),
     )
 
 
@@ -138,25 +141,14 @@ def _size(request: Request, recipe: Recipe, inputs: Inputs | None) -> tuple[int,
     return recipe.check_side(f"{prefix}width", width), recipe.check_side(f"{prefix}height", height)
 
 
-def _schedule(request: Request, recipe: Recipe) -> Schedule:
-    if request.schedule is not None:
-        if request.schedule.path != FAMILY_PATH:
-            raise ValueError(
-                f"schedule is on the {request.schedule.path} path; this model needs one on the {FAMILY_PATH} path"
-            )
-        return request.schedule
-    if request.sigmas is not None:
-        return flow_schedule_from_sigmas(request.sigmas)
-    steps = recipe.num_inference_steps if request.num_inference_steps is None else request.num_inference_steps
-    return flow_schedule(steps, recipe.shift)
-
-
-def _guidance(request: Request, recipe: Recipe) -> Guidance:
-    if request.guidance is not None:
-        return request.guidance
-    scale = recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale
-    rescale = recipe.guidance_rescale if request.guidance_rescale is None else request.guidance_rescale
-    return ClassifierFree(float(scale), rescale=float(rescale))
+def _schedule(request: Request, recipe: Recipe, family: Family, num_cells: int) -> Schedule:
+    if request.schedule is None:
+        return family.schedule(request, recipe, num_cells)
+    if request.schedule.path != FAMILY_PATH:
+        raise ValueError(
+            f"schedule is on the {request.schedule.path} path; this model needs one on the {FAMILY_PATH} path"
+        )
+    return request.schedule
 
 
 def _sampler(request: Request, recipe: Recipe) -> Sampler:

@@ -148,7 +148,7 @@ def save_plate(pipe: ImagePipeline, folder: Path) -> None:
     Raises:
         ValueError: a component is of another family, or the folder cannot be written to.
     """
-    denoiser, vae, encoder = pipe.denoiser, pipe.vae, pipe.encoders["llm"]
+    denoiser, vae, encoder = pipe.denoiser, pipe.vae, pipe.encoders.get("llm")
     if not (
         isinstance(denoiser, PlateDenoiser) and isinstance(vae, PlateVAE) and isinstance(encoder, LanguageModelEncoder)
     ):

@@ -1,14 +1,15 @@
 """Making a picture again from the manifest in its file, and saying how close the two are."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy
 
-from ..denoisers.guidance import ClassifierFree, Guidance, Unguided
-from ..schedulers import DPMPP2M, Euler, EulerAncestral, Heun, Sampler
+from ..denoisers.guidance import ClassifierFree, Distilled, Guidance, Unguided
+from ..schedulers import DDIM, DPMPP2M, LCM, PNDM, Euler, EulerAncestral, Heun, Sampler
+from .family import COMMON
 from .files import manifest_of, open_image
 from .load import load
 from .manifest import Manifest, Plain, digest_input
@@ -100,8 +101,8 @@ class Arguments:
         _check_inputs(manifest, given)
         return cls(
             manifest=manifest,
-            sampler=cast(Sampler, rebuild(manifest.sampler, (Euler, Heun, DPMPP2M, EulerAncestral))),
-            guidance=cast(Guidance, rebuild(manifest.guidance, (Unguided, ClassifierFree))),
+            sampler=cast(Sampler, rebuild(manifest.sampler, (Euler, Heun, DPMPP2M, EulerAncestral, DDIM, PNDM, LCM))),
+            guidance=cast(Guidance, rebuild(manifest.guidance, (Unguided, ClassifierFree, Distilled))),
             image=image,
             mask_image=mask_image,
         )
@@ -109,9 +110,12 @@ class Arguments:
     def run(self, pipeline: "ImagePipeline", *, progress: bool) -> Result:
         """The whole batch, again."""
         manifest = self.manifest
+        each = manifest.num_images_per_prompt or 1
+        negative = manifest.negative_prompts
         return pipeline(
-            list(manifest.prompts),
-            negative_prompt=None if manifest.negative_prompts is None else list(manifest.negative_prompts),
+            list(manifest.prompts[::each]),
+            negative_prompt=None if negative is None else list(negative[::each]),
+            num_images_per_prompt=each,
             width=manifest.width,
             height=manifest.height,
             schedule=manifest.schedule,
@@ -122,7 +126,22 @@ class Arguments:
             mask_image=self.mask_image,
             strength=manifest.strength,
             progress=progress,
+            **cast(Any, _extra(manifest, pipeline.family.arguments, each)),
         )
+
+
+def _extra(manifest: Manifest, used: Collection[str], each: int) -> dict[str, Plain]:
+    """The arguments of the family alone; lists have an entry per picture.
+
+    Raises:
+        ValueError: one that the family does not use.
+    """
+    found = dict(manifest.extra or {})
+    for name, value in found.items():
+        if name in COMMON or name not in used:
+            raise ValueError(f"not a manifest of this family: extra holds {name!r}")
+        found[name] = value[::each] if isinstance(value, list) else value
+    return found
 
 
 def rebuild(description: Mapping[str, Plain], known: tuple[type, ...]) -> object:
@@ -135,11 +154,17 @@ def rebuild(description: Mapping[str, Plain], known: tuple[type, ...]) -> object
     name = description.get("type")
     if not isinstance(name, str) or name not in classes:
         raise ValueError(f"cannot replay a run with {name!r}: only {', '.join(classes)} can be made from a file")
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in description.items()}
+    fields = {key: _rebuilt(value, known) for key, value in description.items()}
     try:
         return classes[name](**{key: value for key, value in fields.items() if key != "type"})
     except TypeError as error:
         raise ValueError(f"cannot replay {name}: {error}") from None
+
+
+def _rebuilt(value: Plain, known: tuple[type, ...]) -> object:
+    if isinstance(value, dict) and "type" in value:
+        return rebuild(value, known)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def largest_difference(a: "Image", b: "Image") -> int:

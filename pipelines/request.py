@@ -1,7 +1,7 @@
 """One call's arguments, checked before anything is computed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +22,7 @@ MAX_SEED = 2**63 - 1
 MAX_COUNT = 1000
 _NUMBERS = (
     *("height", "width", "num_inference_steps", "num_images_per_prompt"),
-    *("guidance_scale", "guidance_rescale", "strength", "sigmas", "seed"),
+    *("guidance_scale", "true_cfg_scale", "guidance_rescale", "strength", "sigmas", "seed", "max_sequence_length"),
 )
 
 
@@ -33,8 +33,11 @@ class Request:
     Pictures come in prompt-major order: `num_images_per_prompt` of the first prompt, then of the second.
 
     - `prompt`: one, or several. `negative_prompt`: one for all prompts, or one per prompt; "" where none is given.
+    - `prompt_2`: another text for the model's second text encoder, one for all prompts, or one per prompt.
     - `height`, `width`: pixels; with an `image` its own size.
-    - `guidance_scale`, `guidance_rescale`: classifier-free guidance; or `guidance`, an object, instead of both.
+    - `guidance_scale`, `guidance_rescale`: classifier-free guidance, or the value that a guidance-distilled model is
+      told; `true_cfg_scale`: classifier-free guidance on top of that; or `guidance`, an object, instead of all three.
+    - `max_sequence_length`: tokens that the model's language encoder reads.
     - `seed`: an int (further pictures count up from it), or one per picture; or `generator`, a CPU generator per
       picture, whose state is copied, never changed. Neither: a random seed, which the result records.
     - `image`: start from it (one for all, one per prompt, or one per picture): PIL, array [H, W, 3], tensor [3, H, W],
@@ -52,16 +55,19 @@ class Request:
     """
 
     prompt: str | Sequence[str] | None = None
+    prompt_2: str | Sequence[str] | None = None
     negative_prompt: str | Sequence[str] | None = None
     height: int | None = None
     width: int | None = None
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
+    true_cfg_scale: float | None = None
     guidance_rescale: float | None = None
     num_images_per_prompt: int = 1
     image: "Pictures | None" = None
     mask_image: "Pictures | None" = None
     strength: float | None = None
+    max_sequence_length: int | None = None
     latents: Tensor | None = None
     sigmas: Sequence[float] | None = None
     output_type: OutputType = "pil"
@@ -74,10 +80,22 @@ class Request:
     schedule: Schedule | None = None
 
     @classmethod
-    def of(cls, prompt: str | Sequence[str] | None, arguments: ImageArguments, family: str) -> "Request":
-        """The request of a call to a pipeline of `family`; a name that it does not use is a ValueError."""
-        check_names(cast(Mapping[str, object], arguments), {field.name for field in fields(cls)}, family)
+    def of(
+        cls, prompt: str | Sequence[str] | None, arguments: ImageArguments, family: str, used: Collection[str]
+    ) -> "Request":
+        """The request of a call to a pipeline of `family`; a name that is not one of those `used` is a ValueError."""
+        check_names(cast(Mapping[str, object], arguments), used, family)
         return cls(prompt=prompt, **arguments)
+
+    def check_used(self, family: str, used: Collection[str]) -> None:
+        """Makes sure that `family` uses every argument that is given.
+
+        Raises:
+            ValueError: it does not.
+        """
+        values: Mapping[str, object] = vars(self)
+        given = [field.name for field in fields(self) if _is_given(values[field.name], field.default)]
+        check_names(dict.fromkeys(given), {"prompt", *used}, family)
 
     def __post_init__(self) -> None:
         values: Mapping[str, object] = vars(self)
@@ -113,6 +131,13 @@ class Request:
         )
 
     @property
+    def second_prompts(self) -> tuple[str, ...]:
+        """One per prompt: `prompt_2`, or the prompts themselves."""
+        if self.prompt_2 is None:
+            return self.prompts
+        return (self.prompt_2,) * self.num_prompts if isinstance(self.prompt_2, str) else tuple(self.prompt_2)
+
+    @property
     def given_conditioning(self) -> Prompt | None:
         """`conditioning` as a `Prompt`."""
         given = self.conditioning
@@ -136,7 +161,25 @@ def _check_prompts(request: Request) -> None:
         _check_strings("prompt", request.prompt)
     elif request.num_prompts < 1:
         raise ValueError("conditioning has no rows; it takes one per prompt")
+    both = request.given_conditioning
+    for part in () if both is None else (both.positive, both.negative):
+        if part is not None and part.guidance is not None:
+            raise ValueError("conditioning: it holds a guidance value, which guidance_scale gives")
+    _check_second(request)
     _check_negative(request)
+
+
+def _check_second(request: Request) -> None:
+    second = request.prompt_2
+    if second is None:
+        return
+    _check_strings("prompt_2", second)
+    if request.prompt is None:
+        raise ValueError("prompt_2: conditioning is given, which stands for it too; give one of the two")
+    if not isinstance(second, str) and len(second) != request.num_prompts:
+        raise ValueError(
+            f"{len(second)} texts in prompt_2 for {request.num_prompts} prompts; give one for all, or one per prompt"
+        )
 
 
 def _check_negative(request: Request) -> None:
@@ -160,6 +203,10 @@ def _check_expand(request: Request) -> None:
         raise ValueError(
             f"expand is of type {_kind(given)}; it must be a language model (calotype.load_language_model)"
         )
+    if request.prompt_2 is not None:
+        raise ValueError(
+            "expand: it rewrites the prompt alone; leave out prompt_2, so that both encoders read the result"
+        )
     if request.prompt is None:
         raise ValueError("expand: conditioning is given, so that there is no prompt to rewrite; give one of the two")
 
@@ -170,6 +217,7 @@ def _check_counts(request: Request) -> None:
         ("width", request.width),
         ("num_inference_steps", request.num_inference_steps),
         ("num_images_per_prompt", request.num_images_per_prompt),
+        ("max_sequence_length", request.max_sequence_length),
     ):
         optional = name != "num_images_per_prompt"
         if not (_is_int(value) or (optional and value is None)):
@@ -186,7 +234,8 @@ def _check_guidance(request: Request) -> None:
     given = request.guidance
     if not (given is None or _is_instance(given, Guidance)):
         raise ValueError(f"guidance is {given!r}; it must be an object such as ClassifierFree(3.0)")
-    for name, value in (("guidance_scale", request.guidance_scale), ("guidance_rescale", request.guidance_rescale)):
+    for name in ("guidance_scale", "true_cfg_scale", "guidance_rescale"):
+        value: float | None = vars(request)[name]
         if value is None:
             continue
         if not _is_number(value):
@@ -316,6 +365,10 @@ def _plain(value: object) -> object:
     if isinstance(value, Tensor | numpy.ndarray | numpy.generic):
         value = value.tolist()
     return [_plain(item) for item in cast(Sequence[object], value)] if isinstance(value, list | tuple) else value
+
+
+def _is_given(value: object, default: object) -> bool:
+    return value is not None and not (isinstance(value, int | str) and value == default)
 
 
 def _is_int(value: object) -> bool:

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from calotype.core.attention.registry import attention_selector
 from calotype.denoisers.base import Conditioning
-from calotype.denoisers.plate import PlateDenoiser, PlateDenoiserConfig, patchify, unpatchify
+from calotype.denoisers.patches import patchify, unpatchify
+from calotype.denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from calotype.schedulers import flow_schedule
 
 CONFIG = PlateDenoiserConfig(

@@ -253,7 +253,7 @@ def replace_shift(pipe: ImagePipeline) -> ImagePipeline:
         ({"height": 1024}, "height is 1024; it must be from 32 to 512"),
         ({"sigmas": [0.5, 0.7]}, "0.7"),
         ({"sigmas": [1.5]}, "1.5"),
-        ({"sampler": "ddim"}, "unknown sampler 'ddim': known are euler, "),
+        ({"sampler": "euler9"}, "unknown sampler 'euler9': known are euler, "),
         ({"schedule": exploding_schedule(3)}, "schedule is on the exploding path"),
         ({"num_frames": 3}, "num_frames: fake does not use this argument"),
     ],

@@ -8,9 +8,10 @@ import torch
 from fakes import fake_pipeline
 from torch import nn
 
+from calotype.core.copies import moved
 from calotype.pipelines.base import last
 from calotype.pipelines.image import ImagePipeline
-from calotype.pipelines.placement import device_named, dtype_named, moved
+from calotype.pipelines.placement import device_named, dtype_named
 from calotype.pipelines.progress import Progress
 from calotype.pipelines.recipe import Recipe
 from calotype.vae.preview import LatentPreview

@@ -7,6 +7,7 @@ import torch
 from calotype.denoisers.base import Conditioning, Prompt
 from calotype.denoisers.guidance import ClassifierFree, Unguided
 from calotype.pipelines.arguments import nearest
+from calotype.pipelines.family import PlainFamily
 from calotype.pipelines.request import Request
 from calotype.schedulers import Heun, flow_schedule
 
@@ -118,7 +119,7 @@ def test_final_zero_is_no_step():
 @pytest.mark.parametrize("name", ["num_frames", "control_image", "true_cfg_scale", "prompt_2", "clip_skip"])
 def test_arguments_of_other_families(name: str):
     with pytest.raises(ValueError, match=f"{name}: plate does not use this argument; it takes conditioning, "):
-        Request.of("a", {name: 3}, "plate")  # type: ignore[misc]
+        Request.of("a", {name: 3}, "plate", PlainFamily().arguments)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_arguments_of_other_families(name: str):
 )
 def test_unknown_arguments(name: str, meant: str):
     with pytest.raises(ValueError, match=f"{name}: unknown argument; did you mean {meant}?"):
-        Request.of("a", {name: 3}, "plate")  # type: ignore[misc]
+        Request.of("a", {name: 3}, "plate", PlainFamily().arguments)  # type: ignore[misc]
 
 
 def test_numbers_of_numpy_and_torch():

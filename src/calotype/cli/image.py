@@ -48,7 +48,9 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
         "--mask", type=Path, metavar="FILE", help="white where --image may change, black where it stays"
     )
     parser.add_argument("--strength", type=float, help="how far to go from --image: 0 keeps it, 1 forgets it")
-    parser.add_argument("--sampler", help="euler, heun, dpmpp_2m or euler_ancestral (default: the model's own)")
+    parser.add_argument(
+        "--sampler", help="euler, heun, dpmpp_2m, euler_ancestral, ddim, pndm or lcm (default: the model's own)"
+    )
     parser.add_argument(
         "-o",
         "--output",

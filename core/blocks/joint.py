@@ -1,0 +1,104 @@
+"""The joint two-stream block: pictures and text keep their own weights and attend to each other (SD3, FLUX.1,
+Qwen-Image).
+
+Legend: B rows, L tokens, Lc context tokens, H heads, D width, Dh width of a head.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.base import AttentionCall
+from ..mlp import GELUMLP
+from ..norms import LayerNorm, RMSNorm
+from ..rotary import apply_rotary
+from ..stream import BlockInputs, Cache, Stream
+
+FLOAT16_MAX = 65504
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointConfig:
+    """Sizes of one block; D = heads * head_width."""
+
+    heads: int
+    head_width: int
+    hidden: int
+    norm_eps: float = 1e-6
+    qk_norm: bool = True
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.heads * self.head_width
+
+
+class JointBlock(nn.Module):
+    """Both streams: x += after(attention(before(norm(x)))), over the tokens of both; then the same with the MLP.
+
+    Its four modulations are those of x's attention and MLP, then of the context's. The context's tokens come after x's,
+    in attention and so in the rotary tables and the mask; padding of the context is then at the end.
+    """
+
+    def __init__(self, config: JointConfig) -> None:
+        super().__init__()
+        self.scale = config.head_width**-0.5
+        self.norm = LayerNorm(config.width, eps=config.norm_eps, affine=False)
+        self.x = JointStream(config)
+        self.context = JointStream(config)
+
+    def forward(self, stream: Stream, prepared: BlockInputs, cache: Cache, i: int) -> Stream:
+        """The stream after this block; `i` is its index in the stack."""
+        x, context = stream.x, stream.context
+        if context is None:
+            raise ValueError("a joint block needs a stream with a context")
+        x_attention, x_mlp, context_attention, context_mlp = prepared.modulation[i]
+        mine, theirs = x_attention.before(self.norm(x)), context_attention.before(self.norm(context))
+        mine, theirs = self._attend(mine, theirs, prepared, cache, i)
+        x, context = x + x_attention.after(mine), context + context_attention.after(theirs)
+        x = x + x_mlp.after(self.x.mlp(x_mlp.before(self.norm(x))))
+        context = context + context_mlp.after(self.context.mlp(context_mlp.before(self.norm(context))))
+        return Stream(x=x, context=within_float16(context))
+
+    def _attend(self, x: Tensor, context: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> tuple[Tensor, Tensor]:
+        """Attention of the tokens of both, [B, L, D] and [B, Lc, D] to the same."""
+        here, (queries_keys, values) = prepared.of(i), self.x.heads(x)
+        more_queries_keys, more_values = self.context.heads(context)
+        queries_keys = apply_rotary(torch.cat((queries_keys, more_queries_keys), dim=2), here.rotary)
+        queries, keys = queries_keys.chunk(2, dim=1)
+        keys, values = cache.update(i, keys, torch.cat((values, more_values), dim=2))
+        call = AttentionCall(queries=queries, keys=keys, values=values, mask=here.mask, scale=self.scale)
+        joined = prepared.attention(call).transpose(1, 2).flatten(2)
+        mine, theirs = joined.split((x.shape[1], context.shape[1]), dim=1)
+        return self.x.output(mine), self.context.output(theirs)
+
+
+class JointStream(nn.Module):
+    """What one of the two streams has of its own; queries, keys and values are one matrix, in this order."""
+
+    def __init__(self, config: JointConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.config = config
+        self.qkv = nn.Linear(width, 3 * width)
+        self.query_norm = RMSNorm(config.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(config.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.output = nn.Linear(width, width)
+        self.mlp = GELUMLP(width, config.hidden)
+
+    def heads(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries then keys [B, 2 H, L, Dh], normalised, and values [B, H, L, Dh]."""
+        return split_heads(self.qkv(h), self.config.heads, self.query_norm, self.key_norm)
+
+
+def within_float16(x: Tensor) -> Tensor:
+    """Where x is float16: clipped to its finite range, as the reference does with what overflows."""
+    return x.clamp(-FLOAT16_MAX, FLOAT16_MAX) if x.dtype is torch.float16 else x
+
+
+def split_heads(qkv: Tensor, heads: int, query_norm: nn.Module, key_norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """[B, L, 3 D] to queries then keys [B, 2 H, L, Dh], normalised per head, and values [B, H, L, Dh]."""
+    parts = qkv.unflatten(-1, (3 * heads, -1)).transpose(1, 2)
+    queries, keys, values = parts.split(heads, dim=1)
+    return torch.cat((query_norm(queries), key_norm(keys)), dim=1), values

@@ -1,0 +1,129 @@
+"""What a family of models decides for itself: which arguments it uses, and what it makes of them.
+
+Legend: B rows, N picture tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..denoisers.base import Conditioning
+from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
+from ..encoders.base import TextEncoder
+from ..schedulers import Schedule, flow_schedule, flow_schedule_from_sigmas
+from .recipe import Recipe
+from .request import Request
+
+COMMON = frozenset(
+    (
+        *("negative_prompt", "height", "width", "num_inference_steps", "num_images_per_prompt", "guidance_scale"),
+        *("image", "mask_image", "strength", "latents", "sigmas", "output_type", "generator", "seed"),
+        *("conditioning", "expand", "guidance", "sampler", "schedule"),
+    )
+)
+"""Arguments of every family, besides the prompt."""
+
+
+class Family(Protocol):
+    """The choices of one family of picture models; immutable."""
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """The names of a request's arguments that it uses."""
+        ...
+
+    @property
+    def draws_posterior(self) -> bool:
+        """Whether input pictures become a sample of the autoencoder's posterior (drawn before the initial noise), not
+        its mean."""
+        ...
+
+    def check(self, request: Request) -> None:
+        """Refuse, with a ValueError, values that this family cannot use; names are checked already."""
+        ...
+
+    def guidance(self, request: Request, recipe: Recipe) -> Guidance:
+        """The guidance that a request asks for."""
+        ...
+
+    def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
+        """The whole schedule of a request that brings none of its own, for pictures of `num_cells` latent cells."""
+        ...
+
+    def late(self, schedule: Schedule, strength: float) -> Schedule:
+        """The end of a schedule that image-to-image runs at a strength over 0."""
+        ...
+
+    def condition(
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+    ) -> Conditioning:
+        """What the denoiser is told for prompts, and their texts for a second encoder: one row each."""
+        ...
+
+    def described(self, request: Request) -> Mapping[str, Any]:
+        """Numbers among its own arguments, which the manifest must keep."""
+        ...
+
+    def warnings(self, request: Request) -> tuple[str, ...]:
+        """What the user should know about the arguments."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainFamily:
+    """plate: one language model reads the prompt; classifier-free guidance; one shift for all sizes."""
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """All common ones, and the guidance's rescale."""
+        return COMMON | {"guidance_rescale"}
+
+    @property
+    def draws_posterior(self) -> bool:
+        """The autoencoder has a mean alone."""
+        return False
+
+    def check(self, request: Request) -> None:
+        """All can be used."""
+
+    def guidance(self, request: Request, recipe: Recipe) -> Guidance:
+        """u + scale (c - u)."""
+        if isinstance(request.guidance, Distilled) and request.guidance.scale is not None:
+            raise ValueError(
+                f"guidance is {request.guidance}; this model is not told a value, give ClassifierFree(...)"
+            )
+        if request.guidance is not None:
+            return request.guidance
+        scale = recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale
+        rescale = recipe.guidance_rescale if request.guidance_rescale is None else request.guidance_rescale
+        return ClassifierFree(float(scale), rescale=float(rescale))
+
+    def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
+        """Equal steps, shifted by the recipe's shift; or the given sigmas as they are."""
+        if request.sigmas is not None:
+            return flow_schedule_from_sigmas(request.sigmas)
+        return flow_schedule(num_steps(request, recipe), recipe.shift)
+
+    def late(self, schedule: Schedule, strength: float) -> Schedule:
+        """The last `int(n strength)` steps."""
+        return schedule.starting_at(strength)
+
+    def condition(
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+    ) -> Conditioning:
+        """The language model's states."""
+        text = encoders["llm"](prompts)
+        return Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
+
+    def described(self, request: Request) -> Mapping[str, Any]:
+        """Nothing."""
+        return {}
+
+    def warnings(self, request: Request) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+
+def num_steps(request: Request, recipe: Recipe) -> int:
+    """Steps that a request asks for, else the recipe's."""
+    return recipe.num_inference_steps if request.num_inference_steps is None else request.num_inference_steps

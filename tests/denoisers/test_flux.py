@@ -1,0 +1,223 @@
+"""FLUX.1's denoiser against diffusers' on tiny random weights."""
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from calotype.core.attention.registry import attention_selector
+from calotype.core.copies import moved
+from calotype.core.loading import build_on_meta, load_weights
+from calotype.core.weight_source import WeightSource
+from calotype.denoisers.base import Conditioning
+from calotype.denoisers.flux import HOISTED, FluxConfig, FluxDenoiser, flux_key_map
+from calotype.denoisers.patches import patchify, unpatchify
+from calotype.pipelines.flux import fill_denoiser
+from calotype.schedulers import flow_schedule
+
+ENTRIES = {
+    "in_channels": 32,
+    "num_layers": 2,
+    "num_single_layers": 3,
+    "attention_head_dim": 20,
+    "num_attention_heads": 3,
+    "joint_attention_dim": 24,
+    "pooled_projection_dim": 14,
+    "axes_dims_rope": (4, 10, 6),
+}
+
+
+def reference(guided):
+    from diffusers import FluxTransformer2DModel
+
+    torch.manual_seed(3)
+    model = FluxTransformer2DModel(**ENTRIES, guidance_embeds=guided).eval()
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, 1.0 if "norm_q" in name or "norm_k" in name else 0.0, 0.15)
+    return model.requires_grad_(False)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["schnell", "dev"])
+def pair(request, tmp_path_factory):
+    theirs = reference(request.param)
+    file = tmp_path_factory.mktemp("flux") / "model.safetensors"
+    save_file(theirs.state_dict(), file)
+    config = FluxConfig.from_entries(dict(theirs.config))
+    ours = build_on_meta(lambda: FluxDenoiser(config))
+    load_weights(ours, file, flux_key_map())
+    return ours.requires_grad_(False).eval(), theirs
+
+
+def conditioning(rows, tokens, guided, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Conditioning(
+        states=torch.randn(rows, tokens, 24, generator=generator),
+        lengths=torch.full((rows,), tokens),
+        pooled=torch.randn(rows, 14, generator=generator),
+        guidance=3.5 if guided else None,
+    )
+
+
+def slopes(model, told, x, steps=3):
+    points = flow_schedule(steps, 1.7).points[:-1]
+    prepared = model.prepare(told, tuple(x.shape), points, attention=attention_selector())
+    return [model.slope(x, prepared, point) for point in points], points
+
+
+def by_diffusers(model, told, x, point):
+    tokens = patchify(x, 2)
+    rows, columns = x.shape[3] // 2, x.shape[4] // 2
+    ids = torch.zeros(rows, columns, 3)
+    ids[..., 1] += torch.arange(rows)[:, None]
+    ids[..., 2] += torch.arange(columns)[None]
+    out = model(
+        hidden_states=tokens,
+        encoder_hidden_states=told.states,
+        pooled_projections=told.pooled,
+        timestep=torch.full((len(x),), point.time) * 1000 / 1000,
+        guidance=None if told.guidance is None else torch.full((len(x),), told.guidance),
+        img_ids=ids.flatten(0, 1),
+        txt_ids=torch.zeros(told.states.shape[1], 3),
+        return_dict=False,
+    )[0]
+    return unpatchify(out, x.shape, 2)
+
+
+def error(a, b):
+    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(("size", "tokens"), [((8, 8), 7), ((6, 12), 1), ((2, 2), 13)])
+def test_slopes_are_those_of_diffusers(pair, size, tokens):
+    ours, theirs = pair
+    told = conditioning(2, tokens, ours.config.guided)
+    x = torch.randn(2, 8, 1, *size, generator=torch.Generator().manual_seed(1))
+    found, points = slopes(ours, told, x)
+    for slope, point in zip(found, points, strict=True):
+        assert error(slope, by_diffusers(theirs, told, x, point)) < 1e-5
+
+
+def test_a_row_is_that_row_alone(pair):
+    ours, _ = pair
+    told = conditioning(3, 5, ours.config.guided)
+    x = torch.randn(3, 8, 1, 4, 6, generator=torch.Generator().manual_seed(2))
+    together, _ = slopes(ours, told, x)
+    for row in range(3):
+        alone, _ = slopes(ours, told.rows([row]), x[row : row + 1])
+        assert error(alone[-1], together[-1][row : row + 1]) < 1e-5
+
+
+def test_original_files_load_as_well(pair, tmp_path):
+    """The weights written in Black Forest Labs' layout give the same slopes."""
+    ours, theirs = pair
+    save_file(in_original_layout(theirs.state_dict(), ours.config), tmp_path / "flux1.safetensors")
+    other = build_on_meta(lambda: FluxDenoiser(ours.config))
+    load_weights(other, tmp_path / "flux1.safetensors", flux_key_map())
+    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+RENAMED = {
+    "img_in": "x_embedder",
+    "txt_in": "context_embedder",
+    "final_layer.linear": "proj_out",
+    "time_in.in_layer": "time_text_embed.timestep_embedder.linear_1",
+    "time_in.out_layer": "time_text_embed.timestep_embedder.linear_2",
+    "vector_in.in_layer": "time_text_embed.text_embedder.linear_1",
+    "vector_in.out_layer": "time_text_embed.text_embedder.linear_2",
+    "guidance_in.in_layer": "time_text_embed.guidance_embedder.linear_1",
+    "guidance_in.out_layer": "time_text_embed.guidance_embedder.linear_2",
+}
+STREAMS = (
+    ("img", ("to_q", "to_k", "to_v"), "to_out.0", "ff", "norm1", "norm_"),
+    ("txt", ("add_q_proj", "add_k_proj", "add_v_proj"), "to_add_out", "ff_context", "norm1_context", "norm_added_"),
+)
+
+
+def in_original_layout(weights, config):
+    """diffusers' names put into the original ones, written without the key map."""
+    out = {}
+    for leaf in ("weight", "bias"):
+        present = {new: old for new, old in RENAMED.items() if f"{old}.{leaf}" in weights}
+        out |= {f"{new}.{leaf}": weights[f"{old}.{leaf}"] for new, old in present.items()}
+        scale, shift = weights[f"norm_out.linear.{leaf}"].chunk(2)
+        out[f"final_layer.adaLN_modulation.1.{leaf}"] = torch.cat((shift, scale))
+    for i in range(config.layers):
+        out |= original_double_block(weights, i)
+    for i in range(config.single_layers):
+        out |= original_single_block(weights, i)
+    return {f"model.diffusion_model.{name}": tensor.contiguous() for name, tensor in out.items()}
+
+
+def original_double_block(weights, i):
+    old, new, out = f"transformer_blocks.{i}", f"double_blocks.{i}", {}
+    for stream, qkv, output, mlp, modulation, norm in STREAMS:
+        for leaf in ("weight", "bias"):
+            out[f"{new}.{stream}_attn.qkv.{leaf}"] = torch.cat([weights[f"{old}.attn.{n}.{leaf}"] for n in qkv])
+            out[f"{new}.{stream}_attn.proj.{leaf}"] = weights[f"{old}.attn.{output}.{leaf}"]
+            out[f"{new}.{stream}_mlp.0.{leaf}"] = weights[f"{old}.{mlp}.net.0.proj.{leaf}"]
+            out[f"{new}.{stream}_mlp.2.{leaf}"] = weights[f"{old}.{mlp}.net.2.{leaf}"]
+            out[f"{new}.{stream}_mod.lin.{leaf}"] = weights[f"{old}.{modulation}.linear.{leaf}"]
+        for n, long in (("q", "query"), ("k", "key")):
+            out[f"{new}.{stream}_attn.norm.{long}_norm.scale"] = weights[f"{old}.attn.{norm}{n}.weight"]
+    return out
+
+
+def original_single_block(weights, i):
+    old, new, out = f"single_transformer_blocks.{i}", f"single_blocks.{i}", {}
+    for leaf in ("weight", "bias"):
+        parts = [*(f"{old}.attn.to_{n}.{leaf}" for n in "qkv"), f"{old}.proj_mlp.{leaf}"]
+        out[f"{new}.linear1.{leaf}"] = torch.cat([weights[n] for n in parts])
+        out[f"{new}.linear2.{leaf}"] = weights[f"{old}.proj_out.{leaf}"]
+        out[f"{new}.modulation.lin.{leaf}"] = weights[f"{old}.norm.linear.{leaf}"]
+    for n, long in (("q", "query"), ("k", "key")):
+        out[f"{new}.norm.{long}_norm.scale"] = weights[f"{old}.attn.norm_{n}.weight"]
+    return out
+
+
+def test_modulations_may_stay_in_the_file(pair, tmp_path):
+    """Bit-equal, and a copy in another dtype reads them too."""
+    ours, theirs = pair
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    device = torch.device("cpu")
+    lean, file = build_on_meta(lambda: FluxDenoiser(ours.config)), tmp_path / "model.safetensors"
+    fill_denoiser(lean, WeightSource.for_module(lean, file, flux_key_map()), file, device=device, dtype=torch.float32)
+    absent = {name for name, parameter in lean.named_parameters() if parameter.is_meta}
+    assert absent == {name for name, _ in ours.named_parameters() if name.startswith(HOISTED)}
+    assert len(absent) == 2 * (ours.config.layers + ours.config.single_layers)
+    told = conditioning(2, 5, ours.config.guided)
+    x = torch.randn(2, 8, 1, 4, 4, generator=torch.Generator().manual_seed(6))
+    for one, other in zip(slopes(lean, told, x)[0], slopes(ours, told, x)[0], strict=True):
+        assert torch.equal(one, other)
+    half = moved(lean, device, torch.bfloat16)
+    told = told.to(device, torch.bfloat16)
+    assert error(slopes(half, told, x)[0][0], slopes(ours, told.to(device, torch.float32), x)[0][0]) < 0.1
+
+
+def test_what_does_not_fit_is_refused(pair):
+    ours, _ = pair
+    told = conditioning(1, 4, ours.config.guided)
+    points = flow_schedule(1).points[:-1]
+
+    def prepare(told, shape=(1, 8, 1, 4, 4)):
+        return ours.prepare(told, shape, points, attention=attention_selector())
+
+    with pytest.raises(ValueError, match="pooled text is none"):
+        prepare(dataclasses.replace(told, pooled=None))
+    with pytest.raises(ValueError, match="guidance"):
+        prepare(dataclasses.replace(told, guidance=None if ours.config.guided else 2.0))
+    with pytest.raises(ValueError, match="padded"):
+        prepare(dataclasses.replace(told, lengths=torch.tensor([3])))
+    with pytest.raises(ValueError, match="sides in steps of 2"):
+        prepare(told, (1, 8, 1, 5, 4))
+    with pytest.raises(ValueError, match="2 rows of latents"):
+        prepare(told, (2, 8, 1, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [("in_channels", 0), ("num_layers", "2"), ("axes_dims_rope", (4, 4, 4)), ("patch_size", 2), ("out_channels", 8)],
+)
+def test_configs_that_make_no_model_are_refused(entry, value):
+    with pytest.raises(ValueError, match=entry):
+        FluxConfig.from_entries(ENTRIES | {entry: value})
