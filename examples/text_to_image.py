@@ -12,7 +12,7 @@ def main() -> None:
     folder = parser.parse_args().output
 
     pipe = calotype.load()  # the bundled model: offline, on the CPU
-    result = pipe("a fox on a beach", num_inference_steps=10, guidance_scale=3.0, seed=7)
+    result = pipe("a fox on a beach", num_inference_steps=10, guidance_scale=2.0, seed=7)
 
     (path,) = result.save(folder / "fox.png")  # with everything needed to make it again inside
     print(f"{path}: {result.timings['denoise']:.2f} s of denoising, seed {result.seeds[0]}")
