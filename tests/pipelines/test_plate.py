@@ -234,13 +234,13 @@ def test_without_a_network(plate_folder: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_sources(tmp_path: Path):
     (tmp_path / "diffusers").mkdir()
-    (tmp_path / "diffusers" / "model_index.json").write_text("{}")
+    (tmp_path / "diffusers" / "model_index.json").write_text('{"_class_name": "KolorsPipeline"}')
     (tmp_path / "a.safetensors").write_bytes(b"")
     for source, looks in {
         "black-forest-labs/FLUX.1-schnell": "which looks like a repository on the Hugging Face Hub",
         "nowhere": "neither a model's name nor a folder that is there",
-        str(tmp_path): "a folder without a config.json",
-        str(tmp_path / "diffusers"): "a diffusers folder",
+        str(tmp_path): "a folder without a config.json or a model_index.json",
+        str(tmp_path / "diffusers"): "a diffusers folder of KolorsPipeline",
         str(tmp_path / "a.safetensors"): "a .safetensors file",
     }.items():
         with pytest.raises(ValueError, match=f"cannot load '{source}', {looks}; supported today are 'plate'"):

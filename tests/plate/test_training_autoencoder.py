@@ -25,6 +25,7 @@ def _train(run: Path, *, steps: int = 2, start: Path | None = None) -> dict[str,
         rate=1e-3,
         noise=0.15,
         energy=1.0,
+        coarse=30.0,
         scenes=2,
         test=2,
         every=1,
@@ -105,3 +106,13 @@ def test_the_energy_loss_sees_blur_but_not_a_shade() -> None:
     step[..., 2:] = 1.0
     expected = (0.25 + 1e-4) ** 0.5 - 0.01  # one of four columns of differences is 1
     assert autoencoder.energy_loss(step, torch.zeros_like(step)).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_coarse_loss_sees_shapes_but_not_fine_texture() -> None:
+    target = torch.zeros(1, 3, 8, 8)
+    texture = torch.ones(1, 3, 8, 8)
+    texture[..., ::2] = -1
+    assert autoencoder.coarse_loss(texture, target).item() == pytest.approx(0, abs=1e-7)
+    shape = target.clone()
+    shape[..., :4, :4] = 1
+    assert autoencoder.coarse_loss(shape, target).item() == pytest.approx(0.25)
