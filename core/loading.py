@@ -27,6 +27,7 @@ __all__ = [
     "WeightSource",
     "build_on_meta",
     "file_digest",
+    "fill_module",
     "load_weights",
     "read_header",
     "save_weights",
@@ -67,16 +68,28 @@ def load_weights(
     Raises FileNotFoundError for a missing file or shard, ValueError for a file that is not whole, is in a format that
     cannot be read, or does not fit the module in names, shapes or kinds of number.
     """
-    weights = named_weights(module)
-    _check_other_buffers(module, weights)
     key_map = identity_key_map(module) if key_map is None else key_map
     with WeightSource.for_module(module, files, key_map) as source:
-        values: dict[int, Tensor] = {}
-        for name in source:
-            if hoisted is None or not hoisted(name):
-                declared = weights[name].dtype
-                wanted = dtype if dtype is not None and declared.is_floating_point else declared
-                values[id(weights[name])] = source.read(name, dtype=wanted, device=device)
+        fill_module(module, source, dtype=dtype, device=device, hoisted=hoisted)
+
+
+def fill_module(
+    module: nn.Module,
+    source: WeightSource,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    hoisted: Callable[[str], bool] | None = None,
+) -> None:
+    """`load_weights` from a source that was made for the module already, and stays open."""
+    weights = named_weights(module)
+    _check_other_buffers(module, weights)
+    values: dict[int, Tensor] = {}
+    for name in source:
+        if hoisted is None or not hoisted(name):
+            declared = weights[name].dtype
+            wanted = dtype if dtype is not None and declared.is_floating_point else declared
+            values[id(weights[name])] = source.read(name, dtype=wanted, device=device)
     _assign(module, values, torch.device(device))
 
 

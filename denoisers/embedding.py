@@ -14,10 +14,13 @@ SINUSOID_WIDTH = 256
 
 def sinusoid(values: Tensor, width: int = SINUSOID_WIDTH, period: float = 10000.0) -> Tensor:
     """Cosines, then sines, of values [E] at falling frequencies, float32 [E, width] (Ho et al. 2020)."""
-    half = width // 2
-    exponents = -math.log(period) * torch.arange(half, dtype=torch.float32, device=values.device) / half
-    angles = values.float()[:, None] * exponents.exp()
+    angles = values.float()[:, None] * frequencies(width // 2, values.device, period)
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def frequencies(count: int, device: torch.device, period: float = 10000.0) -> Tensor:
+    """From 1 down to almost 1 / period in equal ratios, float32 [count]."""
+    return torch.exp(-math.log(period) * torch.arange(count, dtype=torch.float32, device=device) / count)
 
 
 class Embedder(nn.Module):

@@ -7,7 +7,6 @@ Legend: B rows, E evaluations, C latent channels, F frames, h w latent cells, P 
 N = F h w / P^2 picture tokens, Lt text tokens, Dt width of the text states, D width.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,10 @@ from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
 from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning
+from .embedding import frequencies, sinusoid
 from .patches import patchify, unpatchify
+
+TIME_SCALE = 300.0  # the largest angle of the time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +174,7 @@ class PlateDenoiser(nn.Module):
     def modulations(self, times: Tensor) -> tuple[list[list[ScaleGate]], ShiftScale]:
         """Per block the two sublayers' modulations, and the final one, for sigmas [E]: tensors [E, 1, D]."""
         weight = self.time_in.weight
-        embedded = sinusoid(1 - times, self.config.time_width).to(weight.dtype)
+        embedded = sinusoid(TIME_SCALE * (1 - times), self.config.time_width).to(weight.dtype)
         h = functional.silu(self.time_out(functional.silu(self.time_in(embedded))))
         per_block: list[list[ScaleGate]] = []
         for linear in self.modulation:
@@ -226,24 +228,11 @@ def text_mask(lengths: Tensor, num_text: int, num_before: int) -> AttentionMask:
     return AttentionMask(key_lengths=lengths + num_before)
 
 
-TIME_SCALE = 300.0
-
-
-def sinusoid(t: Tensor, width: int) -> Tensor:
-    """Sinusoidal embedding of t in 0..1, [E, width], cosines first (Ho et al. 2020), with angles up to `TIME_SCALE`."""
-    angles = TIME_SCALE * t.float()[:, None] * _frequencies(width // 2, t.device)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
-
-
 def sine_table(count: int, width: int) -> Tensor:
     """Where the row and column embeddings begin: sines and cosines of the place, [count, width]."""
     cpu = torch.device("cpu")
-    angles = torch.arange(count, dtype=torch.float32, device=cpu)[:, None] * _frequencies(width // 2, cpu)
+    angles = torch.arange(count, dtype=torch.float32, device=cpu)[:, None] * frequencies(width // 2, cpu)
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
-
-
-def _frequencies(count: int, device: torch.device) -> Tensor:
-    return torch.exp(-math.log(10000.0) * torch.arange(count, dtype=torch.float32, device=device) / count)
 
 
 def _text_positions(states: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Legend: B rows, L tokens, D width, Dp width of the pooled vector.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
@@ -20,6 +20,15 @@ class EncodedText:
     lengths: Tensor
     warnings: tuple[str, ...] = ()
     pooled: Tensor | None = None
+
+
+@runtime_checkable
+class LimitedEncoder(Protocol):
+    """A text encoder whose length can be set."""
+
+    def with_max_tokens(self, max_tokens: int) -> Self:
+        """The same encoder, reading at most so many tokens."""
+        ...
 
 
 class TextEncoder(Protocol):

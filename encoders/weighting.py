@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from .base import EncodedText, TextEncoder
+from .base import EncodedText, LimitedEncoder, TextEncoder
 
 EMPHASIS = 1.1
 _WEIGHT = re.compile(r"(.*):\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*", re.DOTALL)
@@ -23,15 +23,6 @@ class PlacedEncoder(TextEncoder, Protocol):
 
     def places(self, prompts: Sequence[str]) -> list[list[int]]:
         """For each row and each of its first tokens, the place of one of its characters; -1 for tokens of no text."""
-        ...
-
-
-@runtime_checkable
-class Limited(Protocol):
-    """A text encoder whose length can be set."""
-
-    def with_max_tokens(self, max_tokens: int) -> PlacedEncoder:
-        """The same encoder, reading at most so many tokens."""
         ...
 
 
@@ -53,7 +44,7 @@ class WeightedEncoder:
         Raises:
             ValueError: the encoder's length cannot be set.
         """
-        if not isinstance(self.encoder, Limited):
+        if not isinstance(self.encoder, LimitedEncoder):
             raise ValueError(f"the length of the encoder {type(self.encoder).__name__} cannot be set")
         return WeightedEncoder(encoder=self.encoder.with_max_tokens(max_tokens))
 

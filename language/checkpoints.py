@@ -1,7 +1,6 @@
 """Language models from folders in transformers' layout, and from the Hugging Face Hub."""
 
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ import torch
 
 from ..core.attention.base import AttentionSelector
 from ..core.checkpoint import read_checkpoint
+from ..core.json_file import json_object
 from ..core.loading import build_on_meta, load_weights
 from ..core.stored_tensor import StoredTensor
 from ..core.weight_source import are_equal
@@ -85,13 +85,7 @@ def read_entries(folder: Path) -> Mapping[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; a model's folder in transformers' layout holds one")
-    try:
-        found: object = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise ValueError(f"{path}: not a config file: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: not a config file: it holds no JSON object")
-    return cast(Mapping[str, Any], found)
+    return json_object(path)
 
 
 def _model_config(folder: Path) -> LanguageModelConfig:

@@ -6,18 +6,17 @@ Source: diffusers' FluxPipeline and FluxImg2ImgPipeline.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
 from ..core.attention.base import AttentionSelector
-from ..core.checkpoint import Files
-from ..core.loading import build_on_meta, load_weights
+from ..core.loading import build_on_meta, fill_module
 from ..core.weight_source import WeightSource
 from ..denoisers.base import Conditioning
 from ..denoisers.flux import HOISTED, FluxConfig, FluxDenoiser, flux_key_map
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
-from ..encoders.base import TextEncoder
+from ..encoders.base import LimitedEncoder, TextEncoder
 from ..encoders.clip import load_clip
 from ..encoders.t5 import load_t5
 from ..schedulers import Schedule
@@ -35,15 +34,6 @@ PATCH = 2
 MAX_TOKENS = {True: 512, False: 256}  # that T5 reads, by whether the model is guided (dev) or not (schnell)
 LONGEST = 512
 DEFAULT_CELLS = 128  # latent cells a side of a picture whose size is not given
-
-
-@runtime_checkable
-class HasLimit(Protocol):
-    """An encoder whose length can be set."""
-
-    def with_max_tokens(self, max_tokens: int) -> TextEncoder:
-        """The same encoder, reading at most so many tokens."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +101,7 @@ class FluxFamily:
         """T5's states of the second texts, and CLIP's pooled vector of the prompts."""
         t5, length = encoders["t5"], request.max_sequence_length
         if length is not None:
-            if not isinstance(t5, HasLimit):
+            if not isinstance(t5, LimitedEncoder):
                 raise ValueError(f"max_sequence_length: the encoder {type(t5).__name__} has no limit to set")
             t5 = t5.with_max_tokens(length)
         states = t5(second)
@@ -158,7 +148,7 @@ def load_flux(
     clip = load_clip(*clip_folders, pooled="pooler", device=device, dtype=dtype)
     length = MAX_TOKENS[config.guided]
     t5 = load_t5(*t5_folders, max_tokens=length, pad_to_max=True, masked=False, device=device, dtype=dtype)
-    fill_denoiser(denoiser, source, folder / "transformer", device=device, dtype=dtype)
+    fill_denoiser(denoiser, source, device=device, dtype=dtype)
     return ImagePipeline(
         source=Source(family=FAMILY, name=name, weights=weights_digests(folder)),
         family=FluxFamily(scheduler=scheduler, guided=config.guided),
@@ -172,18 +162,10 @@ def load_flux(
     )
 
 
-def fill_denoiser(
-    denoiser: FluxDenoiser, source: WeightSource, files: Files, *, device: torch.device, dtype: torch.dtype
-) -> None:
+def fill_denoiser(denoiser: FluxDenoiser, source: WeightSource, *, device: torch.device, dtype: torch.dtype) -> None:
     """Gives a denoiser on the meta device its weights; the modulations (27 % of FLUX.1) stay in the files of `source`,
-    which each run reads.
-
-    Raises:
-        FileNotFoundError: a file is missing. ValueError: a file is damaged, or does not fit the config.
-    """
-    load_weights(
-        denoiser, files, flux_key_map(), dtype=dtype, device=device, hoisted=lambda name: name.startswith(HOISTED)
-    )
+    which each run reads."""
+    fill_module(denoiser, source, dtype=dtype, device=device, hoisted=lambda name: name.startswith(HOISTED))
     denoiser.source = source
     denoiser.requires_grad_(False).eval()
 

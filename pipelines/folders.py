@@ -1,10 +1,11 @@
 """Folders in diffusers' layout: what they hold."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+from ..core.json_file import json_object
 
 INDEX = "model_index.json"
 _LENGTH_BYTES = 8
@@ -43,13 +44,7 @@ def entries_of(path: Path) -> Mapping[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    try:
-        entries: object = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    if not isinstance(entries, dict):
-        raise ValueError(f"{path} is damaged: it holds no object")
-    return cast(dict[str, Any], entries)
+    return json_object(path)
 
 
 def weights_digests(folder: Path) -> dict[str, str]:

@@ -125,8 +125,7 @@ class ImagePipeline:
         request, plan = expanded(request, plan)
         conditioning = self._conditioning(request, plan)
         draws = self.family.draws_posterior and plan.schedule is not None  # strength 0 is the round trip
-        noise = RowNoise((0,) * plan.num_images, shape)
-        noise.restore(generator_states(request, plan.seeds))
+        noise = RowNoise.resumed(generator_states(request, plan.seeds), shape)
         source = None if inputs is None else self._latents(inputs, noise if draws else None)
         remarks = conditioning.positive.warnings + (conditioning.negative.warnings if conditioning.negative else ())
         return Encoded(

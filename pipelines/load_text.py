@@ -1,7 +1,6 @@
 """From a source to a language model."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import cast
 
@@ -9,6 +8,7 @@ import torch
 
 from ..core.attention.base import AttentionSelector
 from ..core.attention.registry import attention_selector
+from ..core.json_file import json_object
 from ..core.ops.packed import Kind
 from ..language.packing import pack_language_model
 from ..language.text import TextModel
@@ -82,10 +82,9 @@ def _is_plate(folder: Path) -> bool:
     if not config.is_file():
         return False
     try:
-        entries: object = json.loads(config.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError):
+        return "family" in json_object(config)
+    except ValueError:
         return False
-    return isinstance(entries, dict) and "family" in entries
 
 
 def _refuse_diffusers(folder: Path) -> None:

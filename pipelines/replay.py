@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy
 
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance, Unguided
-from ..schedulers import DDIM, DPMPP2M, LCM, PNDM, Euler, EulerAncestral, Heun, Sampler
+from ..schedulers import Sampler, sampler_classes
 from .family import COMMON
 from .files import manifest_of, open_image
 from .load import load
@@ -101,7 +101,7 @@ class Arguments:
         _check_inputs(manifest, given)
         return cls(
             manifest=manifest,
-            sampler=cast(Sampler, rebuild(manifest.sampler, (Euler, Heun, DPMPP2M, EulerAncestral, DDIM, PNDM, LCM))),
+            sampler=cast(Sampler, rebuild(manifest.sampler, sampler_classes())),
             guidance=cast(Guidance, rebuild(manifest.guidance, (Unguided, ClassifierFree, Distilled))),
             image=image,
             mask_image=mask_image,

@@ -71,9 +71,7 @@ class Walk:
 
     def _start(self, schedule: Schedule) -> tuple[Tensor, RowNoise]:
         """Latents at the first point, and the noise that is left for the sampler; the same whenever it is called."""
-        plan, shape = self.encoded.plan, self.encoded.shape
-        noise = RowNoise((0,) * plan.num_images, shape)
-        noise.restore(self.encoded.noise)
+        noise = RowNoise.resumed(self.encoded.noise, self.encoded.shape)
         drawn = noise.draw().to(self.encoded.device) if self.encoded.initial is None else self.encoded.initial
         point = schedule.points[0]
         source = self.encoded.source

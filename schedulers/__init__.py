@@ -8,7 +8,18 @@ from .checkpoint import ScheduleMaker, sampler_for, scheduler_names
 from .discrete import DiscreteConfig, discrete_schedule, final_latent_scale, initial_noise_scale
 from .flow_match import FlowMatchConfig, even_sigmas, flow_match_schedule, flux2_mu, image_mu
 from .noise import RowNoise
-from .samplers import DDIM, DPMPP2M, LCM, PNDM, Euler, EulerAncestral, Heun, sampler_by_name, sampler_names
+from .samplers import (
+    DDIM,
+    DPMPP2M,
+    LCM,
+    PNDM,
+    Euler,
+    EulerAncestral,
+    Heun,
+    sampler_by_name,
+    sampler_classes,
+    sampler_names,
+)
 from .schedules import (
     exploding_schedule,
     exploding_schedule_from_sigmas,
@@ -51,6 +62,7 @@ __all__ = [
     "image_mu",
     "initial_noise_scale",
     "sampler_by_name",
+    "sampler_classes",
     "sampler_for",
     "sampler_names",
     "scheduler_names",

@@ -28,6 +28,13 @@ class RowNoise:
         self._row_shape = tuple(shape[1:])
         self._next = 0
 
+    @classmethod
+    def resumed(cls, states: tuple[Tensor, ...], shape: Sequence[int]) -> "RowNoise":
+        """Noise of `shape` that goes on from one generator state per row."""
+        noise = cls((0,) * len(states), shape)
+        noise.restore(states)
+        return noise
+
     def draw(self) -> Tensor:
         """The next draw of every row, [B, C, F, H, W] on the CPU."""
         rows = [

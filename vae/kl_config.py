@@ -1,12 +1,13 @@
 """The sizes of an `AutoencoderKL`, and reading them from diffusers' config.json."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+from ..core.json_file import json_object
 
 CLASS_NAME = "AutoencoderKL"
 _DOWN, _UP = "DownEncoderBlock2D", "UpDecoderBlock2D"
@@ -85,14 +86,9 @@ def read_kl_config(folder: Path) -> KLConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; an autoencoder's folder in diffusers' layout holds one")
+    entries = json_object(path)
     try:
-        found: object = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise ValueError(f"{path}: not a config file: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: not a config file: it holds no JSON object")
-    try:
-        return kl_config(cast(Mapping[str, object], found))
+        return kl_config(entries)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -43,7 +43,6 @@ class JointBlock(nn.Module):
 
     def __init__(self, config: JointConfig) -> None:
         super().__init__()
-        self.scale = config.head_width**-0.5
         self.norm = LayerNorm(config.width, eps=config.norm_eps, affine=False)
         self.x = JointStream(config)
         self.context = JointStream(config)
@@ -63,13 +62,10 @@ class JointBlock(nn.Module):
 
     def _attend(self, x: Tensor, context: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> tuple[Tensor, Tensor]:
         """Attention of the tokens of both, [B, L, D] and [B, Lc, D] to the same."""
-        here, (queries_keys, values) = prepared.of(i), self.x.heads(x)
-        more_queries_keys, more_values = self.context.heads(context)
-        queries_keys = apply_rotary(torch.cat((queries_keys, more_queries_keys), dim=2), here.rotary)
-        queries, keys = queries_keys.chunk(2, dim=1)
-        keys, values = cache.update(i, keys, torch.cat((values, more_values), dim=2))
-        call = AttentionCall(queries=queries, keys=keys, values=values, mask=here.mask, scale=self.scale)
-        joined = prepared.attention(call).transpose(1, 2).flatten(2)
+        queries_keys, values = (
+            torch.cat(both, dim=2) for both in zip(self.x.heads(x), self.context.heads(context), strict=True)
+        )
+        joined = attend(queries_keys, values, prepared, cache, i)
         mine, theirs = joined.split((x.shape[1], context.shape[1]), dim=1)
         return self.x.output(mine), self.context.output(theirs)
 
@@ -90,6 +86,17 @@ class JointStream(nn.Module):
     def heads(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Queries then keys [B, 2 H, L, Dh], normalised, and values [B, H, L, Dh]."""
         return split_heads(self.qkv(h), self.config.heads, self.query_norm, self.key_norm)
+
+
+def attend(queries_keys: Tensor, values: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
+    """Attention of queries then keys [B, 2 H, L, Dh] and values [B, H, L, Dh], as `split_heads` gives them: turned by
+    the rotary tables of block `i`, over what the cache gives back, [B, L, D]."""
+    here = prepared.of(i)
+    queries, keys = apply_rotary(queries_keys, here.rotary).chunk(2, dim=1)
+    keys, values = cache.update(i, keys, values)
+    scale = queries.shape[-1] ** -0.5
+    call = AttentionCall(queries=queries, keys=keys, values=values, mask=here.mask, scale=scale)
+    return prepared.attention(call).transpose(1, 2).flatten(2)
 
 
 def within_float16(x: Tensor) -> Tensor:

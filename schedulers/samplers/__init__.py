@@ -1,7 +1,5 @@
 """One file per sampler, and their names."""
 
-from collections.abc import Callable
-
 from ..base import Sampler
 from .ddim import DDIM
 from .dpmpp_2m import DPMPP2M
@@ -11,7 +9,18 @@ from .heun import Heun
 from .lcm import LCM
 from .pndm import PNDM
 
-__all__ = ["DDIM", "DPMPP2M", "LCM", "PNDM", "Euler", "EulerAncestral", "Heun", "sampler_by_name", "sampler_names"]
+__all__ = [
+    "DDIM",
+    "DPMPP2M",
+    "LCM",
+    "PNDM",
+    "Euler",
+    "EulerAncestral",
+    "Heun",
+    "sampler_by_name",
+    "sampler_classes",
+    "sampler_names",
+]
 
 
 def sampler_by_name(name: str) -> Sampler:
@@ -26,12 +35,17 @@ def sampler_by_name(name: str) -> Sampler:
     return makers[name]()
 
 
+def sampler_classes() -> tuple[type[Sampler], ...]:
+    """The class of every sampler that has a name."""
+    return tuple(_makers().values())
+
+
 def sampler_names() -> tuple[str, ...]:
     """Every name that `sampler_by_name` knows."""
     return tuple(_makers())
 
 
-def _makers() -> dict[str, Callable[[], Sampler]]:
+def _makers() -> dict[str, type[Sampler]]:
     return {
         "euler": Euler,
         "heun": Heun,

@@ -33,6 +33,12 @@ def begin(
     return latents, state.index, tuple(history)
 
 
+def check_eta(eta: float) -> None:
+    """Refuse a share of noise outside [0, 1] with a ValueError."""
+    if not 0.0 <= eta <= 1.0:
+        raise ValueError(f"eta must lie in [0, 1], got {eta:g}")
+
+
 def step_done(
     i: int, x: Tensor, denoised: Tensor, schedule: Schedule, noise: Noise, history: tuple[Tensor, ...] = ()
 ) -> Step:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..base import Noise, Path, Point, Schedule, Slope, State, Step
-from .common import begin, step_done
+from .common import begin, check_eta, step_done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,7 @@ class EulerAncestral:
 
     def __post_init__(self) -> None:
         """Check eta."""
-        if not 0.0 <= self.eta <= 1.0:
-            raise ValueError(f"eta must lie in [0, 1], got {self.eta:g}")
+        check_eta(self.eta)
 
     @property
     def name(self) -> str:

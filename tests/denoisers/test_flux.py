@@ -181,7 +181,7 @@ def test_modulations_may_stay_in_the_file(pair, tmp_path):
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     device = torch.device("cpu")
     lean, file = build_on_meta(lambda: FluxDenoiser(ours.config)), tmp_path / "model.safetensors"
-    fill_denoiser(lean, WeightSource.for_module(lean, file, flux_key_map()), file, device=device, dtype=torch.float32)
+    fill_denoiser(lean, WeightSource.for_module(lean, file, flux_key_map()), device=device, dtype=torch.float32)
     absent = {name for name, parameter in lean.named_parameters() if parameter.is_meta}
     assert absent == {name for name, _ in ours.named_parameters() if name.startswith(HOISTED)}
     assert len(absent) == 2 * (ours.config.layers + ours.config.single_layers)
