@@ -5,27 +5,26 @@ Source: diffusers' FluxPipeline and FluxImg2ImgPipeline.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..core.attention.base import AttentionSelector
-from ..core.loading import build_on_meta, fill_module
+from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
 from ..denoisers.base import Conditioning
 from ..denoisers.flux import HOISTED, FluxConfig, FluxDenoiser, flux_key_map
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
+from ..denoisers.hoisting import fill_denoiser
 from ..encoders.base import LimitedEncoder, TextEncoder
 from ..encoders.clip import load_clip
 from ..encoders.t5 import load_t5
 from ..schedulers import Schedule
-from ..schedulers.flow_match import FlowMatchConfig, even_sigmas, flow_match_schedule
+from ..schedulers.flow_match import FlowMatchConfig
 from ..vae.kl import load_kl
 from .base import Source
-from .family import COMMON, num_steps
-from .folders import component, entries_of, weights_digests
+from .family import COMMON
+from .flow import late_steps, size_shifted_schedule
+from .folders import entries_of, weights_digests
 from .image import ImagePipeline
+from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
 
@@ -33,6 +32,11 @@ FAMILY = "flux"
 PATCH = 2
 MAX_TOKENS = {True: 512, False: 256}  # that T5 reads, by whether the model is guided (dev) or not (schnell)
 LONGEST = 512
+LAYOUT = Layout(
+    classes=("FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"),
+    encoders={"clip": "text_encoder", "t5": "text_encoder_2"},
+    tokenizers={"clip": "tokenizer", "t5": "tokenizer_2"},
+)
 DEFAULT_CELLS = 128  # latent cells a side of a picture whose size is not given
 
 
@@ -85,15 +89,11 @@ class FluxFamily:
 
     def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
         """Equal steps, or the given sigmas, shifted as the scheduler's config says, by the size where it does."""
-        tokens = num_cells // PATCH**2
-        sigmas = even_sigmas(num_steps(request, recipe)) if request.sigmas is None else _without_zero(request.sigmas)
-        return flow_match_schedule(self.scheduler, len(sigmas), num_image_tokens=tokens, sigmas=sigmas)
+        return size_shifted_schedule(self.scheduler, request, recipe, num_cells // PATCH**2)
 
     def late(self, schedule: Schedule, strength: float) -> Schedule:
         """All but the first `int(n - n strength)` steps."""
-        n = schedule.num_steps
-        skipped = int(max(n - min(n * strength, n), 0))
-        return schedule.between(min(skipped, n - 1), n)
+        return late_steps(schedule, strength)
 
     def condition(
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
@@ -129,57 +129,55 @@ class FluxFamily:
         return tuple(found)
 
 
-def load_flux(
-    folder: Path, name: str, *, device: torch.device, dtype: torch.dtype, attention: AttentionSelector
-) -> ImagePipeline:
-    """The pipeline of a diffusers folder; `name` is what loads it again.
+def load_flux(parts: Parts) -> ImagePipeline:
+    """The pipeline of FLUX.1's parts.
 
     Raises:
         FileNotFoundError: a component or a file is missing. ValueError: a file is damaged, or they do not fit together.
     """
-    config = FluxConfig.from_entries(entries_of(component(folder, "transformer") / "config.json"))
-    scheduler = FlowMatchConfig.from_entries(entries_of(folder / "scheduler" / "scheduler_config.json"))
-    _check_widths(folder, config)
+    if parts.scheduler is None or parts.folder is None:
+        raise ValueError(f"{parts.name}: FLUX.1 loads from a folder in diffusers' layout")
+    config = FluxConfig.from_entries(entries_of(parts.denoiser / "config.json"))
+    scheduler = FlowMatchConfig.from_entries(entries_of(parts.scheduler / "scheduler_config.json"))
+    _check_widths(parts, config)
+    device, dtype = parts.device, parts.dtype
     denoiser = build_on_meta(lambda: FluxDenoiser(config))
-    source = WeightSource.for_module(denoiser, folder / "transformer", flux_key_map())  # refuses a broken file first
-    clip_folders = (component(folder, "text_encoder"), component(folder, "tokenizer"))
-    t5_folders = (component(folder, "text_encoder_2"), component(folder, "tokenizer_2"))
-    vae = load_kl(component(folder, "vae"), device=device, dtype=dtype)
-    clip = load_clip(*clip_folders, pooled="pooler", device=device, dtype=dtype)
-    length = MAX_TOKENS[config.guided]
-    t5 = load_t5(*t5_folders, max_tokens=length, pad_to_max=True, masked=False, device=device, dtype=dtype)
-    fill_denoiser(denoiser, source, device=device, dtype=dtype)
+    source = WeightSource.for_module(denoiser, parts.denoiser, flux_key_map())  # refuses a broken file first
+    vae = load_kl(parts.vae, device=device, dtype=dtype)
+    clip = load_clip(parts.encoders["clip"], parts.tokenizers["clip"], pooled="pooler", device=device, dtype=dtype)
+    t5 = load_t5(
+        *(parts.encoders["t5"], parts.tokenizers["t5"]),
+        max_tokens=MAX_TOKENS[config.guided],
+        pad_to_max=True,
+        masked=False,
+        device=device,
+        dtype=dtype,
+    )
+    fill_denoiser(denoiser, source, HOISTED, device=device, dtype=dtype)
+    denoiser.source = source
     return ImagePipeline(
-        source=Source(family=FAMILY, name=name, weights=weights_digests(folder)),
+        source=Source(family=FAMILY, name=parts.name, weights=weights_digests(parts.folder)),
         family=FluxFamily(scheduler=scheduler, guided=config.guided),
         recipe=recipe(guided=config.guided, downsampling=vae.downsampling),
         denoiser=denoiser,
         encoders={"clip": clip, "t5": t5},
         vae=vae,
-        attention=attention,
+        attention=parts.attention,
         device=device,
         dtype=dtype,
     )
 
 
-def fill_denoiser(denoiser: FluxDenoiser, source: WeightSource, *, device: torch.device, dtype: torch.dtype) -> None:
-    """Gives a denoiser on the meta device its weights; the modulations (27 % of FLUX.1) stay in the files of `source`,
-    which each run reads."""
-    fill_module(denoiser, source, dtype=dtype, device=device, hoisted=lambda name: name.startswith(HOISTED))
-    denoiser.source = source
-    denoiser.requires_grad_(False).eval()
-
-
-def _check_widths(folder: Path, config: FluxConfig) -> None:
+def _check_widths(parts: Parts, config: FluxConfig) -> None:
     """The parts belong together, by what their configs say."""
-    for part, entry, wanted in (
-        ("text_encoder", "hidden_size", config.pooled_width),
-        ("text_encoder_2", "d_model", config.text_width),
-        ("vae", "latent_channels", config.latent_channels),
+    for folder, entry, wanted in (
+        (parts.encoders["clip"], "hidden_size", config.pooled_width),
+        (parts.encoders["t5"], "d_model", config.text_width),
+        (parts.vae, "latent_channels", config.latent_channels),
     ):
-        found = entries_of(component(folder, part) / "config.json").get(entry)
+        found = entries_of(folder / "config.json").get(entry)
         if found != wanted:
-            raise ValueError(f"{folder / part} has {entry} {found}; the transformer needs {wanted}")
+            raise ValueError(f"{folder} has {entry} {found}; the transformer needs {wanted}")
 
 
 def recipe(*, guided: bool, downsampling: int = 8) -> Recipe:
@@ -200,7 +198,3 @@ def recipe(*, guided: bool, downsampling: int = 8) -> Recipe:
 def _has_negative(request: Request) -> bool:
     given = request.given_conditioning
     return request.negative_prompt is not None or (given is not None and given.negative is not None)
-
-
-def _without_zero(sigmas: Sequence[float]) -> list[float]:
-    return [float(sigma) for sigma in (sigmas[:-1] if len(sigmas) > 1 and sigmas[-1] == 0 else sigmas)]

@@ -9,14 +9,16 @@ import torch
 from .. import plate as bundled
 from ..core.attention.base import AttentionSelector
 from ..core.attention.registry import attention_selector
+from .families import family_of_class, titles
 from .folders import INDEX, pipeline_class
 from .image import ImagePipeline
+from .parts import parts_of_folder
 from .placement import device_named, dtype_named
 
 BUNDLED = "plate"
-FLUX_CLASSES = ("FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline")
 SUPPORTED = (
-    f"{BUNDLED!r} (the bundled model), folders that its pipe.save() wrote, and folders of FLUX.1 in diffusers' layout"
+    f"{BUNDLED!r} (the bundled model), folders that its pipe.save() wrote, and folders in diffusers' layout of "
+    f"{titles()}"
 )
 
 
@@ -38,8 +40,8 @@ def load(
 ) -> ImagePipeline:
     """A pipeline, ready to run. Nothing is fetched from the network.
 
-    `source`: None or "plate" is the bundled model; a folder that its `pipe.save` wrote; a folder of FLUX.1 in
-    diffusers' layout. `device`: default the CPU. `dtype`
+    `source`: None or "plate" is the bundled model; a folder that its `pipe.save` wrote; a folder in
+    diffusers' layout of a family in `pipelines/families.py`. `device`: default the CPU. `dtype`
     of the weights: default float32. `attention`: a backend's name, or a selector; default the fastest that takes each
     call. `local_files_only` is accepted and changes nothing. The other arguments are for models that come in several
     parts, or over the network; none of those loads today.
@@ -69,9 +71,11 @@ def load(
     selector = attention if isinstance(attention, AttentionSelector) else attention_selector(attention)
     name = BUNDLED if source is None or source == BUNDLED else str(folder.resolve())
     if (folder / INDEX).is_file():
-        from .flux import load_flux
-
-        return load_flux(folder, name, device=place, dtype=kind, attention=selector)
+        family = family_of_class(pipeline_class(folder))
+        assert family is not None, "source_folder has refused other classes"
+        return family.load(
+            parts_of_folder(folder, family.layout, name=name, device=place, dtype=kind, attention=selector)
+        )
     from .plate import load_plate
 
     return load_plate(folder, name, device=place, dtype=kind, attention=selector)
@@ -91,7 +95,7 @@ def source_folder(source: str | Path | None) -> Path:
     if path.is_dir():
         if (path / INDEX).is_file():
             found = pipeline_class(path)
-            if found in FLUX_CLASSES:
+            if family_of_class(found) is not None:
                 return path
             raise ValueError(
                 f"cannot load {str(source)!r}, a diffusers folder of {found}; supported today are {SUPPORTED}"
