@@ -1,4 +1,5 @@
-"""Train the picture autoencoder: first whole, then its decoder alone on slightly noisy latents.
+"""Train the picture autoencoder: first whole, then its decoder alone on slightly noisy latents, and on those that a
+denoiser has drawn again (`redrawn`).
 
     python -m calotype.plate.training.autoencoder --run runs/vae --steps 1600 --decoder-steps 3000
 
@@ -18,39 +19,10 @@ from torch.nn import functional
 
 from ...vae.plate import PlateVAE, PlateVAEConfig
 from .captions import training_sample
+from .crops import crops
+from .redrawn import Redrawn, read_redrawn
 from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
-from .scenes import SIDE, SMALL, Scene, render
-
-CROP = 64
-
-
-def crops(random: np.random.Generator, count: int) -> Tensor:
-    """Pixels in -1..1, [count, 3, 64, 64], most of them around an object."""
-    out = np.empty((count, CROP, CROP, 3), np.uint8)
-    for index in range(0, count, 2):
-        scene = _scene(random, with_small=index % 4 == 0)
-        picture = render(scene)
-        for crop in out[index : index + 2]:
-            x, y = _corner(scene, random)
-            crop[:] = picture[y : y + CROP, x : x + CROP]
-    return torch.from_numpy(out).permute(0, 3, 1, 2).float() / 127.5 - 1
-
-
-def _scene(random: np.random.Generator, *, with_small: bool) -> Scene:
-    """A scene of the training set, or of that part of it which has a small object."""
-    while True:
-        scene = training_sample(random).scene
-        if not with_small or any(sprite.size == SMALL for sprite in scene.sprites):
-            return scene
-
-
-def _corner(scene: Scene, random: np.random.Generator) -> tuple[int, int]:
-    if random.random() < 0.1:
-        return int(random.integers(9)) * 8, int(random.integers(9)) * 8
-    sprite = scene.sprites[random.integers(len(scene.sprites))]
-    centre = sprite.size / 2 + random.uniform(-0.4, 0.4, 2) * max(0, sprite.size - 16)
-    x, y = (np.array([sprite.x, sprite.y]) + centre - CROP / 2) // 8 * 8
-    return int(np.clip(x, 0, SIDE - CROP)), int(np.clip(y, 0, SIDE - CROP))
+from .scenes import render
 
 
 def reconstruction_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -90,15 +62,28 @@ def coarse_loss(output: Tensor, target: Tensor) -> Tensor:
     return functional.avg_pool2d(output - target, 4).square().mean()
 
 
-def decoder_loss(
-    vae: PlateVAE, pixels: Tensor, generator: torch.Generator, *, noise: float, energy: float, coarse: float
-) -> Tensor:
-    """The second phase's loss: latents with noise of U(0, `noise`) standard deviations on half of the crops."""
-    with torch.no_grad():
-        mean, _ = vae.posterior(pixels)
-        level = torch.rand(len(mean), 1, 1, 1, generator=generator) * noise
-        level[::2] = 0
-        latents = mean + level * vae.latent_std.view(1, -1, 1, 1) * torch.randn(mean.shape, generator=generator)
+@torch.no_grad()
+def noisy_latents(vae: PlateVAE, pixels: Tensor, generator: torch.Generator, noise: float) -> Tensor:
+    """What the decoder reads of crops: latents with noise of U(0, `noise`) standard deviations on half of them."""
+    mean, _ = vae.posterior(pixels)
+    level = torch.rand(len(mean), 1, 1, 1, generator=generator) * noise
+    level[::2] = 0
+    return mean + level * vae.latent_std.view(1, -1, 1, 1) * torch.randn(mean.shape, generator=generator)
+
+
+def with_redrawn(
+    vae: PlateVAE, latents: Tensor, pixels: Tensor, redrawn: Redrawn, random: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Latents and pixels whose second half is replaced by crops that were drawn again."""
+    half = len(latents) // 2
+    chosen = torch.from_numpy(random.integers(len(redrawn.latents), size=len(latents) - half))
+    again = redrawn.latents[chosen].float() * vae.latent_std.view(1, -1, 1, 1) + vae.latent_mean.view(1, -1, 1, 1)
+    true = redrawn.pixels[chosen].float() / 127.5 - 1
+    return torch.cat((latents[:half], again)), torch.cat((pixels[:half], true))
+
+
+def decoder_loss(vae: PlateVAE, latents: Tensor, pixels: Tensor, *, energy: float, coarse: float) -> Tensor:
+    """The second phase's loss: of what the decoder makes of latents, against the pixels."""
     output = vae.decoder(latents)
     extra = energy * energy_loss(output, pixels) + coarse * coarse_loss(output, pixels)
     return reconstruction_loss(output, pixels) + extra
@@ -164,6 +149,7 @@ def train(arguments: argparse.Namespace, config: PlateVAEConfig | None = None) -
         if step > first:
             optimiser = make_optimiser(vae.decoder, arguments.rate)
         restore_optimiser(optimiser, state["optimiser"])
+    redrawn = None if arguments.redrawn is None else read_redrawn(arguments.redrawn)
     average = 0.0
     while step < total:
         random, generator = np.random.default_rng((arguments.seed, step)), torch.Generator().manual_seed(step)
@@ -178,8 +164,10 @@ def train(arguments: argparse.Namespace, config: PlateVAEConfig | None = None) -
         for group in optimiser.param_groups:
             group["lr"] = arguments.rate * learning_rate(local, total=length, warm_up=50, decay_share=0.6)
         if in_second:
-            weights = {"noise": arguments.noise, "energy": arguments.energy, "coarse": arguments.coarse}
-            loss = decoder_loss(vae, pixels, generator, **weights)
+            latents = noisy_latents(vae, pixels, generator, arguments.noise)
+            if redrawn is not None:
+                latents, pixels = with_redrawn(vae, latents, pixels, redrawn, random)
+            loss = decoder_loss(vae, latents, pixels, energy=arguments.energy, coarse=arguments.coarse)
         else:
             loss = whole_loss(vae, pixels, generator)
         update(vae, optimiser, loss)
@@ -202,6 +190,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--noise", type=float, default=0.15)
+    parser.add_argument("--redrawn", type=Path, help="folder of latents drawn again: half of the decoder's crops")
     parser.add_argument("--energy", type=float, default=1.0, help="weight of the edge strength in the second phase")
     parser.add_argument("--coarse", type=float, default=30.0, help="weight of the 4x4 means in the second phase")
     parser.add_argument("--scenes", type=int, default=256, help="scenes that the mean and spread of latents come from")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from calotype.plate.training import autoencoder
+from calotype.plate.training import autoencoder, crops
 from calotype.vae.plate import PlateVAE, PlateVAEConfig
 
 CONFIG = PlateVAEConfig(encoder_widths=(8, 8), decoder_widths=(8, 8, 8), decoder_blocks=(1, 1, 1))
@@ -26,6 +26,7 @@ def _train(run: Path, *, steps: int = 2, start: Path | None = None) -> dict[str,
         noise=0.15,
         energy=1.0,
         coarse=30.0,
+        redrawn=None,
         scenes=2,
         test=2,
         every=1,
@@ -67,7 +68,7 @@ def test_the_second_phase_trains_the_decoder_alone(tmp_path: Path) -> None:
 
 
 def test_crops_lie_in_the_scene_and_repeat_with_the_seed() -> None:
-    first, second = (autoencoder.crops(np.random.default_rng(3), 4) for _ in range(2))
+    first, second = (crops.crops(np.random.default_rng(3), 4) for _ in range(2))
     assert first.shape == (4, 3, 64, 64)
     assert -1 <= first.min() < first.max() <= 1
     assert torch.equal(first, second)
