@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
+from .float8 import with_factors
 from .gguf_file import GGUFFile
 from .stored_tensor import StoredTensor
 
@@ -68,7 +69,7 @@ class Header:
 
 
 def read_checkpoint(files: Files) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint by name, from the headers alone.
+    """Every tensor of a checkpoint by name, from the headers alone; factors of float8 weights are with their weights.
 
     `files` is a safetensors or `.gguf` file, an index (`*.safetensors.index.json`), a folder that holds safetensors or
     an index, or several of these. Raises FileNotFoundError for a missing file or shard; ValueError for a file that is
@@ -85,7 +86,7 @@ def read_checkpoint(files: Files) -> dict[str, StoredTensor]:
         absent = sorted(set(_weight_map(index)) - set(tensors))
         if absent:
             raise ValueError(f"{index} lists {len(absent)} tensors that no shard holds: {', '.join(absent[:3])}")
-    return tensors
+    return with_factors(tensors)
 
 
 def resolve_files(files: Files) -> tuple[Path, ...]:
@@ -101,6 +102,17 @@ def resolve_files(files: Files) -> tuple[Path, ...]:
         raise ValueError("no weights files were given")
     _check_shard_numbers(tuple(found))
     return tuple(found)
+
+
+def shards_of(path: Path) -> tuple[Path, ...]:
+    """All files of the model of which `path` is one, by its name: `x-00001-of-00003.safetensors` is one of three. They
+    need not exist."""
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
+        return (path,)
+    stem, total, kind = match["stem"], match["total"], match["kind"]
+    numbers = range(1, int(total) + 1)
+    return tuple(path.with_name(f"{stem}-{number:05d}-of-{total}.{kind}") for number in numbers) or (path,)
 
 
 def read_header(file: str | os.PathLike[str]) -> Header:
@@ -237,10 +249,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 def _check_shard_numbers(files: tuple[Path, ...]) -> None:
     """Of `x-00001-of-00003.safetensors` all three must be there."""
     for file in files:
-        match = _SHARD.fullmatch(file.name)
-        if match is None:
-            continue
-        for number in range(1, int(match["total"]) + 1):
-            sibling = file.with_name(f"{match['stem']}-{number:05d}-of-{match['total']}.{match['kind']}")
+        siblings = shards_of(file)
+        for sibling in siblings:
             if sibling not in files:
-                raise FileNotFoundError(f"{file.name} is one of {match['total']} shards; {sibling} is missing")
+                raise FileNotFoundError(f"{file.name} is one of {len(siblings):05d} shards; {sibling} is missing")

@@ -1,6 +1,6 @@
 """Tries one layout on a checkpoint, and says in a line why none fits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
@@ -15,7 +15,9 @@ _FOREIGN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("a Nunchaku (SVDQuant) model, which cannot be read", (".wscales", ".smooth_factor", ".proj_down")),
     ("a GPTQ- or AWQ-quantised model, which cannot be read", (".qzeros", ".g_idx")),
     ("a LoRA, not a model", (".lora_A", ".lora_B", ".lora_down", ".lora_up")),
-    ("a model with scaled float8 weights, which this layout does not take", (".scale_weight", ".weight_scale")),
+    ("a model that quanto quantised, which cannot be read", (".weight._data", ".weight._scale")),
+    ("a model with float8 weights scaled block by block, which cannot be read", (".weight_scale_inv",)),
+    ("a model with scaled float8 weights, without the weights", (".scale_weight", ".weight_scale")),
 )
 
 
@@ -59,9 +61,15 @@ def attempt(layout: Layout, prefix: str, sources: Mapping[str, Shape], targets: 
     )
 
 
+def foreign_format(keys: Iterable[str]) -> str | None:
+    """What a checkpoint is, in words, if its keys show a format that no model here comes in."""
+    known = tuple(keys)
+    return next((what for what, marks in _FOREIGN if any(_marked(key, marks) for key in known)), None)
+
+
 def report(attempts: Sequence[Attempt], sources: Mapping[str, Shape], targets: Mapping[str, Shape]) -> str:
     """Why the nearest of some failed attempts does not fit: counts, examples, what was expected."""
-    foreign = next((what for what, marks in _FOREIGN if any(_marked(key, marks) for key in sources)), None)
+    foreign = foreign_format(sources)
     nearest = max(attempts, key=lambda tried: (-len(tried.unmatched) - len(tried.missing), -len(tried.problems)))
     lines: list[str] = [f"the keys are those of {foreign}"] if foreign else []
     if nearest.unmatched:

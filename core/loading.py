@@ -62,8 +62,8 @@ def load_weights(
 
     Floating parameters and buffers become `dtype` (None: as the module declares them); others keep their type. `files`
     is a safetensors or `.gguf` file, an index, a folder, or several; `key_map` None means our own names. Parameters
-    whose name `hoisted` accepts are checked but left as they are, to be read through a `WeightSource`. Everything is
-    checked before anything is allocated, and the module changes only when all was read.
+    whose name `hoisted` accepts are checked but get no values, only `dtype` on the meta device, to be read through a
+    `WeightSource`. Everything is checked before anything is allocated, and the module changes only when all was read.
 
     Raises FileNotFoundError for a missing file or shard, ValueError for a file that is not whole, is in a format that
     cannot be read, or does not fit the module in names, shapes or kinds of number.
@@ -86,10 +86,12 @@ def fill_module(
     _check_other_buffers(module, weights)
     values: dict[int, Tensor] = {}
     for name in source:
+        old = weights[name]
+        wanted = dtype if dtype is not None and old.dtype.is_floating_point else old.dtype
         if hoisted is None or not hoisted(name):
-            declared = weights[name].dtype
-            wanted = dtype if dtype is not None and declared.is_floating_point else declared
-            values[id(weights[name])] = source.read(name, dtype=wanted, device=device)
+            values[id(old)] = source.read(name, dtype=wanted, device=device)
+        elif old.is_meta:
+            values[id(old)] = old.detach().to(wanted)
     _assign(module, values, torch.device(device))
 
 

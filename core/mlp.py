@@ -1,6 +1,7 @@
 """Feed-forward layers."""
 
-from typing import Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,56 @@ from torch.nn import functional
 from .ops.row_product import Linear
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
+
+
+class Feedforward(Protocol):
+    """A kind of MLP, for blocks that make their own layers of it."""
+
+    def inner_width(self, hidden: int) -> int:
+        """The width of the first layer's output, for an MLP `hidden` wide."""
+        ...
+
+    def activated(self, inner: Tensor) -> Tensor:
+        """The first layer's output [..., inner_width] as the second's input [..., hidden]."""
+        ...
+
+    def build(self, width: int, hidden: int, *, bias: bool) -> nn.Module:
+        """The whole MLP as a module."""
+        ...
+
+
+@dataclass(frozen=True)
+class GELU:
+    """down(gelu(up(x))), the GELU approximated by tanh."""
+
+    def inner_width(self, hidden: int) -> int:
+        """`hidden`."""
+        return hidden
+
+    def activated(self, inner: Tensor) -> Tensor:
+        """gelu(inner)."""
+        return functional.gelu(inner, approximate="tanh")
+
+    def build(self, width: int, hidden: int, *, bias: bool) -> nn.Module:
+        """A `GELUMLP`."""
+        return GELUMLP(width, hidden, bias=bias)
+
+
+@dataclass(frozen=True)
+class SwiGLU:
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020), gate first."""
+
+    def inner_width(self, hidden: int) -> int:
+        """Gate and up, side by side."""
+        return 2 * hidden
+
+    def activated(self, inner: Tensor) -> Tensor:
+        """silu(gate) * up; where no gradient can follow, `inner` is changed."""
+        return gated(inner, "silu")
+
+    def build(self, width: int, hidden: int, *, bias: bool) -> nn.Module:
+        """A `GatedMLP`."""
+        return GatedMLP(width, hidden, bias=bias)
 
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:

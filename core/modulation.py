@@ -3,9 +3,11 @@
 Legend: B rows, L tokens, D width; every tensor is [B or 1, L or 1, D].
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -68,7 +70,7 @@ class ShiftScaleGate:
 
 @dataclass(frozen=True, kw_only=True)
 class ShiftScale:
-    """h (1 + scale) + shift: the modulation of an output layer, which has no gate."""
+    """h (1 + scale) + shift: the modulation of what has no gate: an output layer, a context that is only read."""
 
     shift: Tensor
     scale: Tensor
@@ -76,3 +78,26 @@ class ShiftScale:
     def before(self, h: Tensor) -> Tensor:
         """h (1 + scale) + shift."""
         return h * (1 + self.scale) + self.shift
+
+    def after(self, h: Tensor) -> Tensor:
+        """`h`."""
+        return h
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretches:
+    """Another modulation for each stretch of the tokens (tokens of different times): `parts[n]` acts on the next
+    `lengths[n]` of the L tokens."""
+
+    lengths: tuple[int, ...]
+    parts: Sequence[Modulation]
+
+    def before(self, h: Tensor) -> Tensor:
+        """Each stretch as its part has it."""
+        stretches = zip(self.parts, h.split(self.lengths, dim=1), strict=True)
+        return torch.cat([part.before(stretch) for part, stretch in stretches], dim=1)
+
+    def after(self, h: Tensor) -> Tensor:
+        """Each stretch as its part has it."""
+        stretches = zip(self.parts, h.split(self.lengths, dim=1), strict=True)
+        return torch.cat([part.after(stretch) for part, stretch in stretches], dim=1)

@@ -88,7 +88,9 @@ class RotaryConfig:
     """Widths per axis, base, how channels pair up, and the dtype that the tables are built in.
 
     Pair n of an axis of width w turns by position * theta^(-2n / w), lowered by `scaling`. "interleaved" pairs
-    neighbours, "half" the first half of the head with the second.
+    neighbours, "half" the first half of the head with the second. `sections` shares the pairs of a single axis out
+    among several axes of positions: so many pairs turn by the first one's position, the next ones by the second's, and
+    so on (Qwen2-VL's M-RoPE).
     """
 
     axes: tuple[int, ...]
@@ -96,10 +98,13 @@ class RotaryConfig:
     pairing: Pairing = "interleaved"
     dtype: Literal["float32", "float64"] = "float32"
     scaling: RotaryScaling | None = None
+    sections: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.axes or any(width < 2 or width % 2 for width in self.axes):
             raise ValueError(f"rotary axes are {self.axes}; there must be one at least, each of an even width")
+        if self.sections and (len(self.axes) != 1 or 2 * sum(self.sections) != sum(self.axes)):
+            raise ValueError(f"rotary sections {self.sections} do not make up the pairs of one axis, {self.axes}")
         if self.theta <= 0:
             raise ValueError(f"rotary theta is {self.theta}; it must be more than 0")
 
@@ -143,7 +148,7 @@ class Rotary:
 
 
 def rotary_table(config: RotaryConfig, positions: Tensor) -> Rotary:
-    """Tables for `positions` [B, L, A] or [L, A] (any real dtype).
+    """Tables for `positions` [B, L, A] or [L, A] (any real dtype); one axis stands for all `sections`.
 
     They are built on the CPU in the config's dtype, so that every device gets the same numbers, then go to the
     positions' device.
@@ -153,7 +158,9 @@ def rotary_table(config: RotaryConfig, positions: Tensor) -> Rotary:
     """
     if positions.dim() == 2:
         positions = positions[None]
-    if positions.shape[-1] != len(config.axes):
+    if config.sections and positions.shape[-1] != 1:
+        positions = _by_pair(positions, config.sections)
+    elif positions.shape[-1] != len(config.axes):
         raise ValueError(f"positions have {positions.shape[-1]} axes; the rotary embedding has {len(config.axes)}")
     frequencies = config.frequencies
     on_host = positions.to("cpu", frequencies[0].dtype)
@@ -168,12 +175,21 @@ def rotary_table(config: RotaryConfig, positions: Tensor) -> Rotary:
     return Rotary(cos=cos, sin=sin, pairing=config.pairing)
 
 
-def apply_rotary(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotate queries or keys [B, H, L, Dh]; computed in float32, returned in `x`'s dtype.
+def _by_pair(positions: Tensor, sections: tuple[int, ...]) -> Tensor:
+    """Each pair's own position, [B, L, A] to [B, L, Dh / 2]."""
+    if positions.shape[-1] != len(sections):
+        raise ValueError(f"positions have {positions.shape[-1]} axes; the rotary embedding has sections {sections}")
+    return positions.repeat_interleave(torch.tensor(sections, device=positions.device), dim=-1)
+
+
+def apply_rotary(x: Tensor, rotary: Rotary | None) -> Tensor:
+    """Rotate queries or keys [B, H, L, Dh]; computed in float32, returned in `x`'s dtype. Without tables: `x`.
 
     Raises:
         ValueError: the tables are made for heads of another width.
     """
+    if rotary is None:
+        return x
     width = x.shape[-1]
     if width != 2 * rotary.cos.shape[-1]:
         raise ValueError(f"the heads are {width} wide; the rotary tables are made for {2 * rotary.cos.shape[-1]}")

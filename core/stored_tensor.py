@@ -13,7 +13,8 @@ from .row_operations import Shape
 class StoredTensor:
     """Its storage format, shape, and place in bytes: after the header in safetensors, from the file's begin in GGUF.
 
-    `blocks` is the format of quantised values; `dtype` is then float32, what they stand for.
+    `blocks` is the format of quantised values; `dtype` is then float32, what they stand for. `factor` is a tensor of
+    one number that all values are multiplied by.
     """
 
     name: str
@@ -23,3 +24,4 @@ class StoredTensor:
     start: int
     stop: int
     blocks: BlockFormat | None = None
+    factor: "StoredTensor | None" = None

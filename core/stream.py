@@ -6,7 +6,7 @@ Legend: B rows, L tokens, Lc context tokens, D width.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -26,9 +26,9 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionInputs:
-    """Where tokens stand, and what each may see."""
+    """Where tokens stand (None: the tokens themselves hold it), and what each may see."""
 
-    rotary: Rotary
+    rotary: Rotary | None
     mask: AttentionMask
 
 
@@ -41,7 +41,7 @@ class BlockInputs:
     experts each block used.
     """
 
-    rotary: Rotary
+    rotary: Rotary | None
     mask: AttentionMask
     attention: AttentionSelector
     modulation: Sequence[Sequence[Modulation]] = ()
@@ -86,6 +86,15 @@ class Runner(Protocol):
 
     def __call__(self, blocks: Sequence[Block], stream: Stream, prepared: BlockInputs, cache: Cache) -> Stream:
         """The stream after all blocks."""
+        ...
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A runner that only looks on, so that denoisers without a list of blocks can do with it as well."""
+
+    def look(self, x: Tensor, place: str) -> None:
+        """Shown what leaves the part that `place` names in words, a tensor of any shape."""
         ...
 
 

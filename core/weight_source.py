@@ -33,7 +33,8 @@ class WeightSource:
         """Opens the files of `tensors`. Raises ValueError if one is not what its name says."""
         self._tensors = dict(tensors)
         self._fills = dict(fills)
-        self._files = {tensor.file: _open(tensor.file) for tensor in self._tensors.values()}
+        factors = (tensor.factor for tensor in self._tensors.values() if tensor.factor is not None)
+        self._files = {file: _open(file) for file in dict.fromkeys(x.file for x in (*self._tensors.values(), *factors))}
 
     @classmethod
     def for_module(cls, module: nn.Module, files: Files, key_map: KeyMap) -> Self:
@@ -66,8 +67,9 @@ class WeightSource:
         return self._fill(name).shape
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        """The format of one parameter (of its first part) in its file; float32 for quantised ones."""
-        return self._tensors[self._fill(name).parts[0].source].dtype
+        """The format of one parameter (of its first part) in its file; float32 for quantised and for scaled ones."""
+        first = self._tensors[self._fill(name).parts[0].source]
+        return first.dtype if first.factor is None else torch.float32
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
         """One parameter, newly allocated, contiguous; in its stored format unless `dtype` is given."""
@@ -79,6 +81,23 @@ class WeightSource:
             tensor = self._tensors[part.source]
             self._files[tensor.file].forget(tensor)
         return result
+
+    def read_rows(
+        self,
+        name: str,
+        rows: slice,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Rows of one parameter, as `read` gives them; where it lies in its file as it is, only these are read."""
+        fill = self._fill(name)
+        part = fill.parts[0]
+        tensor = self._tensors[part.source]
+        if len(fill.parts) > 1 or tensor.blocks is not None or tensor.factor is not None:
+            return self.read(name, dtype=dtype, device=device)[rows].clone()
+        view = apply_view(part.operations, self._view(part)).reshape(fill.shape)[rows]
+        return view.to(device=device, dtype=dtype or tensor.dtype, copy=True)
 
     def close(self) -> None:
         """Lets the files go; later reads raise ValueError."""
@@ -104,24 +123,31 @@ class WeightSource:
     def _copy(self, part: PlacedPart, rows: Tensor) -> None:
         """Puts a part into its rows of a parameter."""
         tensor = self._tensors[part.source]
-        if tensor.file not in self._files:
-            raise ValueError(f"cannot read {part.source!r}: the weight source of {tensor.file} is closed")
-        stored, operations = self._files[tensor.file].view(tensor), part.operations
+        stored, operations = self._view(part), part.operations
         if tensor.blocks is not None and _keep_rows_whole(operations, tensor.shape):
             packed = apply_view(_without_last_reshapes(operations), stored)
             dequantise_into(tensor.blocks, packed.to(rows.device), rows)
             return
         view = apply_view(operations, stored if tensor.blocks is None else dequantise(tensor.blocks, stored))
         rows.view(view.shape).copy_(view)
+        if tensor.factor is not None:
+            rows.mul_(self._files[tensor.factor.file].view(tensor.factor).item())
+
+    def _view(self, part: PlacedPart) -> Tensor:
+        """A part's tensor as it is stored, in its mapped file."""
+        tensor = self._tensors[part.source]
+        if tensor.file not in self._files:
+            raise ValueError(f"cannot read {part.source!r}: the weight source of {tensor.file} is closed")
+        return self._files[tensor.file].view(tensor)
 
 
 def are_equal(a: StoredTensor, b: StoredTensor) -> bool:
-    """Whether two stored tensors have one format, one shape and the same values; read some at a time.
+    """Whether two stored tensors have one format without a factor, one shape and the same values; read some at a time.
 
     Raises:
         ValueError: a file that is not what its name says.
     """
-    if (a.shape, a.dtype, a.blocks) != (b.shape, b.dtype, b.blocks):
+    if (a.shape, a.dtype, a.blocks) != (b.shape, b.dtype, b.blocks) or a.factor is not None or b.factor is not None:
         return False
     files = _open(a.file), _open(b.file)  # mapped as long as their parts are read
     x, y = (file.view(each).flatten().split(_VALUES_AT_ONCE) for file, each in zip(files, (a, b), strict=True))

@@ -23,14 +23,18 @@ class Conditioning:
 
     `states` [B, Lt, Dt] are text encoder states, padded at the end; `lengths` [B] int64 says how many of each row are
     valid. `pooled` [B, Dp] is one vector for each prompt, for models that read one. `guidance` is the value that
-    guidance-distilled models are told (set by the run's guidance). `warnings` are remarks of the encoder for the user
-    (dropped tokens and the like).
+    guidance-distilled models are told (set by the run's guidance). `references` are latents [B, C, F, h, w] of pictures
+    to look at, of any sizes, for edit models; float32. `time_ids` [B, T] are numbers that describe the picture (its
+    size, where it was cropped), for models that are told such; float32. `warnings` are remarks of the encoder for the
+    user (dropped tokens and the like).
     """
 
     states: Tensor
     lengths: Tensor
     pooled: Tensor | None = None
     guidance: float | None = None
+    references: tuple[Tensor, ...] = ()
+    time_ids: Tensor | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -44,6 +48,17 @@ class Conditioning:
                 f"pooled of shape {tuple(self.pooled.shape)} with states of shape {tuple(self.states.shape)}; "
                 "conditioning takes pooled [B, Dp] and states [B, Lt, Dt]"
             )
+        if self.time_ids is not None and (self.time_ids.ndim != 2 or len(self.time_ids) != len(self.states)):
+            raise ValueError(
+                f"time_ids of shape {tuple(self.time_ids.shape)} with states of shape {tuple(self.states.shape)}; "
+                "conditioning takes time_ids [B, T] and states [B, Lt, Dt]"
+            )
+        for latents in self.references:
+            if latents.ndim != 5 or len(latents) != len(self.states):
+                raise ValueError(
+                    f"references of shape {tuple(latents.shape)} with states of shape {tuple(self.states.shape)}; "
+                    "conditioning takes references [B, C, F, h, w] and states [B, Lt, Dt]"
+                )
 
     @property
     def num_rows(self) -> int:
@@ -55,32 +70,63 @@ class Conditioning:
         index = torch.tensor(list(indices), dtype=torch.int64, device=self.states.device)
         lengths = self.lengths.to(index.device)[index]
         pooled = None if self.pooled is None else self.pooled[index]
-        return dataclasses.replace(self, states=self.states[index], lengths=lengths, pooled=pooled)
+        references = tuple(latents[index.to(latents.device)] for latents in self.references)
+        time_ids = None if self.time_ids is None else self.time_ids[index.to(self.time_ids.device)]
+        return dataclasses.replace(
+            self,
+            states=self.states[index],
+            lengths=lengths,
+            pooled=pooled,
+            references=references,
+            time_ids=time_ids,
+        )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Conditioning":
         """The same on `device`, states and pooled in `dtype`."""
         states = self.states.to(device=device, dtype=dtype)
         pooled = None if self.pooled is None else self.pooled.to(device=device, dtype=dtype)
-        return dataclasses.replace(self, states=states, lengths=self.lengths.to(device), pooled=pooled)
+        references = tuple(latents.to(device) for latents in self.references)
+        lengths = self.lengths.to(device)
+        time_ids = None if self.time_ids is None else self.time_ids.to(device)
+        return dataclasses.replace(
+            self, states=states, lengths=lengths, pooled=pooled, references=references, time_ids=time_ids
+        )
 
     @staticmethod
     def concatenate(parts: Sequence["Conditioning"]) -> "Conditioning":
         """The rows of all parts, one after the other, padded with zeros to the longest part.
 
         Raises:
-            ValueError: parts of different kinds: only some are pooled, or they have different guidance.
+            ValueError: parts of different kinds: only some are pooled or have time_ids, or they have different guidance
+            or references.
         """
-        if len({(part.pooled is None, part.guidance) for part in parts}) > 1:
-            raise ValueError("conditioning of different kinds cannot be joined: pooled and guidance must agree")
+        kinds = {(x.pooled is None, x.time_ids is None, x.guidance, _shapes(x.references)) for x in parts}
+        if len(kinds) > 1:
+            raise ValueError(
+                "conditioning of different kinds cannot be joined: pooled, time_ids, guidance and references must agree"
+            )
         longest = max(part.states.shape[1] for part in parts)
         padded = [functional.pad(part.states, (0, 0, 0, longest - part.states.shape[1])) for part in parts]
         return Conditioning(
             states=torch.cat(padded),
             lengths=torch.cat([part.lengths for part in parts]),
-            pooled=None if parts[0].pooled is None else torch.cat([p.pooled for p in parts if p.pooled is not None]),
+            pooled=_joined([part.pooled for part in parts]),
+            time_ids=_joined([part.time_ids for part in parts]),
             guidance=parts[0].guidance,
+            references=tuple(torch.cat(each) for each in zip(*(part.references for part in parts), strict=True)),
             warnings=tuple(dict.fromkeys(line for part in parts for line in part.warnings)),
         )
+
+
+def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """The rows of all, which are there or not alike."""
+    found = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(found) if found else None
+
+
+def _shapes(references: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    """Of one row."""
+    return tuple(tuple(latents.shape[1:]) for latents in references)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,31 +12,50 @@ tokens, Lt text tokens, Dt text width, Dp pooled width, D width.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.attention.base import FULL, AttentionMask, AttentionSelector
+from ..core.attention.base import FULL, AttentionSelector
 from ..core.blocks.joint import JointBlock, JointConfig
 from ..core.blocks.parallel import ParallelBlock
-from ..core.key_map import KeyMap, Layout, Part, Rule, Share
-from ..core.modulation import Modulation, ShiftScale, ShiftScaleGate
+from ..core.key_map import KeyMap, Layout, Rule
+from ..core.modulation import ShiftScale, ShiftScaleGate
 from ..core.norms import LayerNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
-from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
-from ..core.weight_source import WeightSource
+from ..core.stream import Runner, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning
-from .embedding import SINUSOID_WIDTH, Embedder, sinusoid
+from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid, thousandfold
+from .entries import rotary_axes, size, switch
+from .hoisting import HoistingModule, gated
+from .keys import final_layer, joint_stream
 from .patches import patchify, unpatchify
+from .shapes import Marks, Shapes, rotary_share
+from .stages import StagesPrepared, run_stages
 
 HOISTED = ("modulation.", "single_modulation.")
 """What the names of weights that only `prepare` uses begin with."""
 PATCH = 2
-TIME_SCALE = 1000.0
 NORM_EPS = 1e-6
+MARKS = Marks(
+    (
+        (
+            "img_in.weight",
+            "vector_in.in_layer.weight",
+            "double_blocks.0.img_mod.lin.weight",
+            "single_blocks.0.linear1.weight",
+        ),
+        (
+            "x_embedder.weight",
+            "time_text_embed.text_embedder.linear_1.weight",
+            "transformer_blocks.0.norm1_context.linear.weight",
+            "single_transformer_blocks.0.proj_mlp.weight",
+        ),
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +95,7 @@ class FluxConfig:
             ValueError: sizes of the wrong type, or a kind of FLUX.1 with other inputs (Fill, Control) than this one.
         """
         default = cls()
-        channels = _size(entries, "in_channels", 64)
+        channels = size(entries, "in_channels", 64)
         if entries.get("patch_size", 1) != 1 or entries.get("out_channels", None) not in (None, channels):
             raise ValueError(
                 f"transformer/config.json has in_channels {channels}, out_channels {entries.get('out_channels')}, "
@@ -84,54 +103,58 @@ class FluxConfig:
             )
         if channels % PATCH**2:
             raise ValueError(f"in_channels is {channels}; it must be a multiple of {PATCH**2}")
-        head_width = _size(entries, "attention_head_dim", default.head_width)
-        guided: object = entries.get("guidance_embeds", False)
-        if not isinstance(guided, bool):
-            raise ValueError(f"transformer/config.json: guidance_embeds is {guided!r}; it must be true or false")
+        head_width = size(entries, "attention_head_dim", default.head_width)
         return cls(
             latent_channels=channels // PATCH**2,
-            layers=_size(entries, "num_layers", default.layers),
-            single_layers=_size(entries, "num_single_layers", default.single_layers),
-            heads=_size(entries, "num_attention_heads", default.heads),
+            layers=size(entries, "num_layers", default.layers),
+            single_layers=size(entries, "num_single_layers", default.single_layers),
+            heads=size(entries, "num_attention_heads", default.heads),
             head_width=head_width,
-            text_width=_size(entries, "joint_attention_dim", default.text_width),
-            pooled_width=_size(entries, "pooled_projection_dim", default.pooled_width),
-            rotary_axes=_axes(entries.get("axes_dims_rope", default.rotary_axes), head_width),
-            guided=guided,
+            text_width=size(entries, "joint_attention_dim", default.text_width),
+            pooled_width=size(entries, "pooled_projection_dim", default.pooled_width),
+            rotary_axes=rotary_axes(entries, default.rotary_axes, head_width),
+            guided=switch(entries, "guidance_embeds"),
+        )
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes) -> "FluxConfig":
+        """From the tensors of a checkpoint in one of the layouts of `flux_key_map`.
+
+        Raises:
+            ValueError: shapes of another kind of FLUX.1 (Fill, Control), or of another model.
+        """
+        width, inputs = shapes.of("img_in.weight", "x_embedder.weight")
+        outputs, _ = shapes.of("final_layer.linear.weight", "proj_out.weight")
+        if inputs != outputs or inputs % PATCH**2:
+            raise ValueError(
+                f"tokens have {inputs} values going in and {outputs} coming out; only FLUX.1 with outputs like its "
+                "inputs can be used, not Fill or Control"
+            )
+        query_norm = ("double_blocks.0.img_attn.norm.query_norm.scale", "transformer_blocks.0.attn.norm_q.weight")
+        (head_width,) = shapes.of(*query_norm, axes=1)
+        return cls(
+            latent_channels=inputs // PATCH**2,
+            layers=shapes.count("double_blocks.", "transformer_blocks."),
+            single_layers=shapes.count("single_blocks.", "single_transformer_blocks."),
+            heads=width // head_width,
+            head_width=head_width,
+            text_width=shapes.of("txt_in.weight", "context_embedder.weight")[1],
+            pooled_width=shapes.of("vector_in.in_layer.weight", "time_text_embed.text_embedder.linear_1.weight")[1],
+            rotary_axes=rotary_share(cls().rotary_axes, head_width),
+            guided=shapes.has("guidance_in.in_layer.weight", "time_text_embed.guidance_embedder.linear_1.weight"),
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FluxPrepared:
-    """All that one run needs and that does not depend on the latents.
-
-    `modulation[e]` are evaluation e's modulations of the joint blocks, `single_modulation[e]` those of the parallel
-    ones, `final[e]` that of the output layer; `places[index]` finds e by a point's index.
-    """
-
-    context: Tensor  # [B, Lt, D]
-    rotary: Rotary
-    mask: AttentionMask
-    attention: AttentionSelector
-    runner: Runner
-    modulation: Sequence[Sequence[Sequence[Modulation]]]
-    single_modulation: Sequence[Sequence[Sequence[Modulation]]]
-    final: Sequence[ShiftScale]
-    places: Mapping[int, int]
-
-    def inputs(self, modulation: Sequence[Sequence[Modulation]]) -> BlockInputs:
-        """What blocks with these modulations read."""
-        return BlockInputs(rotary=self.rotary, mask=self.mask, attention=self.attention, modulation=modulation)
-
-
-class FluxDenoiser(nn.Module):
+class FluxDenoiser(HoistingModule):
     """See the module's first lines; implements `Denoiser`. Its conditioning has `pooled` text, and `guidance` where the
-    model is guided. Weights of modulations that are on the meta device are read from `source` by each `prepare`."""
+    model is guided."""
+
+    hoisted: ClassVar[tuple[str, ...]] = HOISTED
+    walked: ClassVar[tuple[str, ...]] = ("blocks", "single_blocks")
 
     def __init__(self, config: FluxConfig) -> None:
         super().__init__()
         self.config = config
-        self.source: WeightSource | None = None
         width, token = config.width, config.latent_channels * PATCH**2
         self.image_in = nn.Linear(token, width)
         self.text_in = nn.Linear(config.text_width, width)
@@ -154,7 +177,7 @@ class FluxDenoiser(nn.Module):
         *,
         attention: AttentionSelector,
         runner: Runner = run_blocks,
-    ) -> FluxPrepared:
+    ) -> StagesPrepared:
         """Everything for latents of `shape` [B, C, 1, h, w] at these points.
 
         Raises:
@@ -162,10 +185,10 @@ class FluxDenoiser(nn.Module):
         """
         self._check_fits(conditioning, shape)
         h = functional.silu(self.embed(conditioning, evaluations))  # [E, B, D]
-        joint = [_gated(self._projected(f"modulation.{i}", h), 4) for i in range(self.config.layers)]
-        single = [_gated(self._projected(f"single_modulation.{i}", h), 1) for i in range(self.config.single_layers)]
+        joint = [self._modulations(f"modulation.{i}", h, 4) for i in range(self.config.layers)]
+        single = [self._modulations(f"single_modulation.{i}", h, 1) for i in range(self.config.single_layers)]
         shift, scale = self.final_modulation(h)[:, :, None].chunk(2, dim=-1)
-        return FluxPrepared(
+        return StagesPrepared(
             context=self.text_in(conditioning.states.to(self.text_in.weight.dtype)),
             rotary=self.rotary_tables(shape, conditioning.states),
             mask=FULL,
@@ -177,44 +200,27 @@ class FluxDenoiser(nn.Module):
             places={point.index: e for e, point in enumerate(evaluations)},
         )
 
-    def slope(self, x: Tensor, prepared: FluxPrepared, point: Point) -> Tensor:
+    def slope(self, x: Tensor, prepared: StagesPrepared, point: Point) -> Tensor:
         """noise - data, float32 [B, C, 1, h, w], at one of the points that were prepared."""
         e = prepared.places[point.index]
         tokens = self.image_in(patchify(x, PATCH).to(prepared.context.dtype))
-        stream = Stream(x=tokens, context=prepared.context)
-        stream = prepared.runner([*self.blocks], stream, prepared.inputs(prepared.modulation[e]), NoCache())
-        assert stream.context is not None
-        stream = Stream(x=torch.cat((stream.x, stream.context), dim=1))
-        inputs = prepared.inputs(prepared.single_modulation[e])
-        stream = prepared.runner([*self.single_blocks], stream, inputs, NoCache())
-        h = prepared.final[e].before(self.final_norm(stream.x[:, : tokens.shape[1]]))
+        h = run_stages(tokens, prepared, e, [*self.blocks], [*self.single_blocks])
+        h = prepared.final[e].before(self.final_norm(h))
         return unpatchify(self.output(h), x.shape, PATCH).float()
 
     def embed(self, conditioning: Conditioning, evaluations: Sequence[Point]) -> Tensor:
         """What all modulations come from: time, guidance and pooled text in one vector, [E, B, D]."""
         assert conditioning.pooled is not None
         device = conditioning.pooled.device
-        times = torch.tensor([point.time for point in evaluations], dtype=torch.float32, device=device)
-        times = times * TIME_SCALE / TIME_SCALE  # as the reference's rounding goes: an angle of 1000 shows its last bit
-        vector = self.time_embed(sinusoid(times * TIME_SCALE))[:, None]
+        vector = self.time_embed(sinusoid(thousandfold(evaluations, device)))[:, None]
         if self.guidance_embed is not None:
             assert conditioning.guidance is not None
             guidance = torch.tensor([conditioning.guidance], dtype=torch.float32, device=device)
             vector = vector + self.guidance_embed(sinusoid(guidance * TIME_SCALE))
         return vector + self.pooled_embed(conditioning.pooled)
 
-    def _projected(self, name: str, h: Tensor) -> Tensor:
-        """A modulation's linear layer of h [E, B, D]; where it is not resident its weights are read for this."""
-        linear = self.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        if not linear.weight.is_meta:
-            return linear(h)
-        if self.source is None:
-            raise ValueError(f"{name} has no weights, and the denoiser no source to read them from")
-        weight, bias = (
-            self.source.read(f"{name}.{leaf}", dtype=h.dtype, device=h.device) for leaf in ("weight", "bias")
-        )
-        return functional.linear(h, weight, bias)
+    def _modulations(self, name: str, h: Tensor, count: int) -> list[list[ShiftScaleGate]]:
+        return gated(self.projected(name, h), count)
 
     def rotary_tables(self, shape: tuple[int, ...], states: Tensor) -> Rotary:
         """Tables for picture tokens, at (0, row, column), then text tokens, all at (0, 0, 0)."""
@@ -241,35 +247,6 @@ class FluxDenoiser(nn.Module):
             raise ValueError(f"latents are {shape}; this model takes {taken}")
 
 
-def _gated(table: Tensor, count: int) -> list[list[ShiftScaleGate]]:
-    """Per evaluation, the `count` modulations in a table [E, B, 3 D count]; tensors [B, 1, D]."""
-    parts = table[:, :, None].chunk(3 * count, dim=-1)
-    return [
-        [
-            ShiftScaleGate(shift=parts[3 * n][e], scale=parts[3 * n + 1][e], gate=parts[3 * n + 2][e])
-            for n in range(count)
-        ]
-        for e in range(len(table))
-    ]
-
-
-def _axes(value: object, head_width: int) -> tuple[int, int, int]:
-    """Three even widths that make up a head."""
-    match value:
-        case (int(a), int(b), int(c)) if a + b + c == head_width and all(n > 0 and n % 2 == 0 for n in (a, b, c)):
-            return (a, b, c)
-        case _:
-            wanted = f"three even widths that add up to attention_head_dim {head_width}"
-            raise ValueError(f"transformer/config.json: axes_dims_rope is {value!r}; it must be {wanted}")
-
-
-def _size(entries: Mapping[str, Any], name: str, default: int) -> int:
-    value = entries.get(name, default)
-    if type(value) is not int or value < 1:
-        raise ValueError(f"transformer/config.json: {name} is {value!r}; it must be a whole number over 0")
-    return value
-
-
 def flux_key_map() -> KeyMap:
     """diffusers' layout, and Black Forest Labs' own, as ComfyUI saves it too."""
     return KeyMap((_diffusers(), _original()))
@@ -282,8 +259,8 @@ def _diffusers() -> Layout:
         Rule("context_embedder.{leaf}", "text_in.{leaf}"),
         *_embedders("time_text_embed.{}.linear_1.{{leaf}}", "time_text_embed.{}.linear_2.{{leaf}}", _DIFFUSERS_NAMES),
         Rule((f"{block}norm1.linear.{{leaf}}", f"{block}norm1_context.linear.{{leaf}}"), "modulation.{i}.{leaf}"),
-        *_diffusers_stream("x", "to_{}", "norm_{}", "to_out.0", "ff"),
-        *_diffusers_stream("context", "add_{}_proj", "norm_added_{}", "to_add_out", "ff_context"),
+        *joint_stream("x", "to_{}", "norm_{}", "to_out.0", "ff"),
+        *joint_stream("context", "add_{}_proj", "norm_added_{}", "to_add_out", "ff_context"),
         Rule(f"{single}norm.linear.{{leaf}}", "single_modulation.{i}.{leaf}"),
         Rule(
             (*(f"{single}attn.to_{n}.{{leaf}}" for n in "qkv"), f"{single}proj_mlp.{{leaf}}"),
@@ -292,11 +269,7 @@ def _diffusers() -> Layout:
         Rule(f"{single}attn.norm_q.weight", "single_blocks.{i}.query_norm.weight"),
         Rule(f"{single}attn.norm_k.weight", "single_blocks.{i}.key_norm.weight"),
         Rule(f"{single}proj_out.{{leaf}}", "single_blocks.{i}.output.{leaf}"),
-        Rule(  # scale before shift there
-            (Part("norm_out.linear.{leaf}", (Share(1, 2),)), Part("norm_out.linear.{leaf}", (Share(0, 2),))),
-            "final_modulation.{leaf}",
-        ),
-        Rule("proj_out.{leaf}", "output.{leaf}"),
+        *final_layer(),
     ]
     return Layout("diffusers", tuple(rules))
 
@@ -315,19 +288,6 @@ def _embedders(inner: str, outer: str, names: Mapping[str, str]) -> list[Rule]:
         Rule(source.format(name), f"{ours}.{layer}.{{leaf}}")
         for ours, name in names.items()
         for source, layer in ((inner, "inner"), (outer, "outer"))
-    ]
-
-
-def _diffusers_stream(ours: str, projection: str, norm: str, output: str, mlp: str) -> list[Rule]:
-    """The rules of one stream of the joint blocks."""
-    block, target = "transformer_blocks.{i}.", f"blocks.{{i}}.{ours}."
-    return [
-        Rule(tuple(f"{block}attn.{projection.format(n)}.{{leaf}}" for n in "qkv"), f"{target}qkv.{{leaf}}"),
-        Rule(f"{block}attn.{norm.format('q')}.weight", f"{target}query_norm.weight"),
-        Rule(f"{block}attn.{norm.format('k')}.weight", f"{target}key_norm.weight"),
-        Rule(f"{block}attn.{output}.{{leaf}}", f"{target}output.{{leaf}}"),
-        Rule(f"{block}{mlp}.net.0.proj.{{leaf}}", f"{target}mlp.up.{{leaf}}"),
-        Rule(f"{block}{mlp}.net.2.{{leaf}}", f"{target}mlp.down.{{leaf}}"),
     ]
 
 

@@ -18,6 +18,7 @@ from ..core.attention.base import AttentionSelector
 from ..core.stream import Runner, run_blocks
 from ..schedulers.base import Point, Slope
 from .base import Conditioning, Denoiser, P, Prompt
+from .patches import patchify, unpatchify
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,47 @@ class Unguided:
         return _forward(denoiser, prompt.positive, run, run.evaluations)
 
 
+class Renormalisation(Protocol):
+    """What a family does to a guided slope, given c: keeps its size in bounds."""
+
+    def __call__(self, guided: Tensor, c: Tensor) -> Tensor:
+        """The slope to follow, [B, C, F, h, w] as both are."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenNorm:
+    """guided ||c|| / ||guided||, token by token, of `patch` x `patch` cells with all their channels (Qwen-Image); a
+    token of zeros stays zero."""
+
+    patch: int
+
+    def __call__(self, guided: Tensor, c: Tensor) -> Tensor:
+        """Each token as long as c's."""
+        tokens, like = patchify(guided, self.patch), patchify(c, self.patch)
+        wanted, found = (h.norm(dim=-1, keepdim=True) for h in (like, tokens))
+        factor = torch.where(found > 0, wanted / found, torch.ones_like(found))
+        return unpatchify(tokens * factor, guided.shape, self.patch)
+
+
+@dataclass(frozen=True)
+class NormLimit:
+    """guided, made shorter where a row is over `factor` times as long as c (Z-Image)."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise ValueError(f"a norm limit's factor is {self.factor}; it must be a finite number over 0")
+
+    def __call__(self, guided: Tensor, c: Tensor) -> Tensor:
+        """Each row at most that long."""
+        axes = tuple(range(1, guided.ndim))
+        found, like = (torch.linalg.vector_norm(x, dim=axes, keepdim=True) for x in (guided, c))
+        longest = self.factor * like
+        return torch.where(found > longest, guided * (longest / found), guided)
+
+
 @dataclass(frozen=True)
 class ClassifierFree:
     """u + scale (c - u) (Ho and Salimans 2022).
@@ -66,16 +108,18 @@ class ClassifierFree:
     `batched`: both passes as one batch of 2B rows, else one after the other; the same within rounding. `interval`:
     guide only where the noise's share sigma / (alpha + sigma) lies in it, both ends included, and take c elsewhere
     (Kynkaanniemi et al. 2024); an interval whose start is not below its end is empty. `rescale`: mix in, by this share,
-    the result rescaled per row to the standard deviation of c (Lin et al. 2023, section 3.4).
+    the result rescaled per row to the standard deviation of c (Lin et al. 2023, section 3.4). `renormalise`: what the
+    family does to the result then.
 
-    Scale 1 runs the conditional pass alone, scale 0 without rescale the unconditional one alone, bit-identical to
-    `Unguided`.
+    Scale 1 runs the conditional pass alone, scale 0 without rescale and renormalisation the unconditional one alone,
+    bit-identical to `Unguided`.
     """
 
     scale: float
     batched: bool = True
     interval: tuple[float, float] = (0.0, 1.0)
     rescale: float = 0.0
+    renormalise: Renormalisation | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.scale):
@@ -120,12 +164,13 @@ class ClassifierFree:
     def combine(self, c: Tensor, u: Tensor) -> Tensor:
         """The guided slope of c and u, each [B, C, F, h, w]."""
         guided = u + self.scale * (c - u)
-        return rescaled(guided, c, self.rescale) if self.rescale else guided
+        guided = rescaled(guided, c, self.rescale) if self.rescale else guided
+        return guided if self.renormalise is None else self.renormalise(guided, c)
 
     def _inside(
         self, denoiser: Denoiser[P], positive: Conditioning, negative: Conditioning, run: Run, points: Sequence[Point]
     ) -> Slope:
-        if self.scale == 0.0 and self.rescale == 0.0:
+        if self.scale == 0.0 and self.rescale == 0.0 and self.renormalise is None:
             return _forward(denoiser, negative, run, points)
         if self.batched:
             return self._paired(denoiser, positive, negative, run, points)

@@ -31,6 +31,16 @@ class LimitedEncoder(Protocol):
         ...
 
 
+@runtime_checkable
+class SkippingEncoder(Protocol):
+    """A text encoder that can be read at an earlier layer."""
+
+    def with_clip_skip(self, clip_skip: int) -> Self:
+        """The same encoder, read so many layers earlier. ValueError where it has not so many."""
+        ...
+
+
+@runtime_checkable
 class TextEncoder(Protocol):
     """From prompts to states. Row i depends on prompt i alone."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor
 
+from ..core.offload import StoredWeights
 from .base import EncodedText
 from .folders import Architecture, load_prompt_tokenizer, load_text_model, text_architecture
 from .prompts import TokenRow, special_ids, token_rows, warnings_of
@@ -36,7 +37,8 @@ class ClipEncoder:
     read in "chunks": pieces of `max_tokens - 2` tokens, each with marks and pads of its own and encoded alone, their
     states one after the other; `pooled` is the first one's. A row's `lengths` then counts its own chunks, and up to
     there it is that prompt alone. Where its neighbours have more chunks, its states go on with those of an empty prompt
-    instead of zeros, for denoisers that attend to every token.
+    instead of zeros, for denoisers that attend to every token. With `stored`, the model is on the meta device and each
+    call reads its weights.
     """
 
     model: "CLIPTextModel | CLIPTextModelWithProjection"
@@ -45,6 +47,7 @@ class ClipEncoder:
     normed: bool
     pooled: Pooled | None
     long_prompts: LongPrompts = "cut"
+    stored: StoredWeights | None = None
 
     def __post_init__(self) -> None:
         layers = self.num_layers
@@ -80,6 +83,12 @@ class ClipEncoder:
             raise ValueError(f"clip_skip is {clip_skip}; this text encoder can skip 0 to {self.layer} layers")
         return dataclasses.replace(self, layer=self.layer - clip_skip)
 
+    def resident(self) -> "ClipEncoder":
+        """The same encoder with its weights in memory."""
+        if self.stored is None:
+            return self
+        return dataclasses.replace(self, model=self.stored.resident(self.model), stored=None)
+
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str]) -> EncodedText:
         """States [B, L, D], L `max_tokens` times the largest number of chunks, and pooled [B, Dp].
@@ -87,6 +96,8 @@ class ClipEncoder:
         Raises:
             ValueError: no prompts, or one that is not a string of whole characters.
         """
+        if self.stored is not None:
+            return self.resident()(prompts)
         chunks, warnings = self.tokens(prompts)
         counts, most = [len(row) for row in chunks], max(len(row) for row in chunks)
         ids = [chunk for row in chunks for chunk in row]
@@ -173,7 +184,7 @@ def load_clip(
     """The CLIP text encoder of two folders in transformers' layout, read `skipped` blocks before its last.
 
     Nothing is fetched from the network, and nothing printed. `variant` is the part of the weights' file names that
-    tells copies apart ("fp16").
+    tells copies apart ("fp16"). On the meta device, weights stay in the files, and each call reads them.
 
     Raises:
         FileNotFoundError: a folder, a config.json, the weights or the tokenizer's files are missing.
@@ -181,7 +192,8 @@ def load_clip(
             a setting out of range.
     """
     model_folder, tokenizer_folder = Path(model_folder), Path(tokenizer_folder)
-    model = load_text_model(model_folder, _architecture(model_folder), variant=variant, device=device, dtype=dtype)
+    kind = _architecture(model_folder)
+    model, stored = load_text_model(model_folder, kind, variant=variant, device=device, dtype=dtype)
     tokenizer = load_prompt_tokenizer(tokenizer_folder, "CLIPTokenizer", (("vocab.json", "merges.txt"),))
     layers = int(model.config.num_hidden_layers)
     if not 0 <= skipped <= layers:
@@ -193,6 +205,7 @@ def load_clip(
         normed=normed,
         pooled=pooled,
         long_prompts=long_prompts,
+        stored=stored,
     )
 
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from ..core.key_map import KeyMap, named_weights
 from ..core.key_rules import Layout, Rule
-from ..core.loading import build_on_meta, load_weights
+from ..core.loading import build_on_meta
+from ..core.offload import StoredWeights, filled
 from ..language.checkpoints import read_entries
 
 
@@ -65,8 +66,8 @@ def text_architecture(folder: Path, known: tuple[Architecture, ...]) -> Architec
 
 def load_text_model(
     folder: Path, architecture: Architecture, *, variant: str | None, device: torch.device | str, dtype: torch.dtype
-) -> Any:
-    """The model of a folder, for evaluation and without gradients.
+) -> tuple[Any, StoredWeights | None]:
+    """The model of a folder, for evaluation and without gradients; on the meta device, with where its weights lie.
 
     Raises:
         FileNotFoundError: the weights, or a shard, are missing.
@@ -80,8 +81,8 @@ def load_text_model(
         if dtype is torch.float16 and name.rpartition(".")[2] in architecture.wide:
             part.to(torch.float32)
     _fill_positions(module)
-    load_weights(module, files, architecture.key_map(module), device=device)
-    return module.requires_grad_(False).eval()
+    stored = filled(module, files, architecture.key_map(module), device=device)
+    return module.requires_grad_(False).eval(), stored
 
 
 def load_prompt_tokenizer(folder: Path, kind: str, files: tuple[tuple[str, ...], ...]) -> Any:

@@ -38,7 +38,7 @@ def token_rows(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[str]) -> 
     Raises:
         ValueError: no prompts, or one that is not a string of whole characters.
     """
-    texts = _checked(prompts)
+    texts = checked_prompts(prompts)
     encode = cast(Any, tokenizer)
     encoded = encode(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     pairs = zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True)
@@ -69,7 +69,12 @@ def special_ids(tokenizer: "PreTrainedTokenizerBase", names: Sequence[str], num_
     return [cast(int, tokens[name]) for name in names]
 
 
-def _checked(prompts: Sequence[str]) -> list[str]:
+def checked_prompts(prompts: Sequence[str]) -> list[str]:
+    """The prompts as a list.
+
+    Raises:
+        ValueError: no prompts, or one that is not a string of whole characters.
+    """
     if isinstance(prompts, str):
         raise ValueError(f"prompts is the string {prompts!r}; it must be a list of strings")
     if not prompts:

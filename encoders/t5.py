@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.copies import moved
+from ..core.offload import StoredWeights
 from ..language.padding import padded
 from .base import EncodedText
 from .folders import Architecture, load_prompt_tokenizer, load_text_model, text_architecture
@@ -31,7 +32,8 @@ class T5Encoder:
     and states past them are zero. None: they are kept where they were not hidden. FLUX.1 and SD3 pad, hide nothing and
     keep the pads; LTX-Video does too, but leaves the pads out afterwards; Wan pads and hides them.
 
-    What does not fit is left out, and the words are named in the result's warnings.
+    What does not fit is left out, and the words are named in the result's warnings. With `stored`, the model is on the
+    meta device and each call reads its weights.
     """
 
     model: "T5EncoderModel | UMT5EncoderModel"
@@ -40,6 +42,7 @@ class T5Encoder:
     pad_to_max: bool
     masked: bool
     keeps_pads: bool | None = None
+    stored: StoredWeights | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:
@@ -58,6 +61,8 @@ class T5Encoder:
         Raises:
             ValueError: no prompts, or one that is not a string of whole characters.
         """
+        if self.stored is not None:
+            return self.resident()(prompts)
         rows, warnings = self.tokens(prompts)
         ids, lengths = self._padded(rows), torch.tensor([len(row) for row in rows], device=self.model.device)
         is_own = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]  # [B, L]
@@ -75,14 +80,20 @@ class T5Encoder:
         """The same encoder, reading at most so many tokens with the mark."""
         return dataclasses.replace(self, max_tokens=max_tokens)
 
+    def resident(self) -> "T5Encoder":
+        """The same encoder with its weights in memory."""
+        if self.stored is None:
+            return self
+        return dataclasses.replace(self, model=self.stored.resident(self.model), stored=None)
+
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> "T5Encoder":
         """A copy elsewhere. In float16 the output of each feed-forward stays in float32, as when it is loaded."""
         model = moved(self.model, device, dtype)
         for name, weight in self.model.named_parameters() if dtype is torch.float16 else ():
             if name.endswith(".wo.weight"):
-                wide = torch.nn.Parameter(weight.detach().to(device, torch.float32), requires_grad=False)
+                wide = torch.nn.Parameter(moved(weight.detach(), device, torch.float32), requires_grad=False)
                 model.get_submodule(name.removesuffix(".weight")).register_parameter("weight", wide)
-        return dataclasses.replace(self, model=model)
+        return dataclasses.replace(self, model=model, stored=moved(self.stored, device, dtype))
 
     def tokens(self, prompts: Sequence[str]) -> tuple[list[list[int]], tuple[str, ...]]:
         """Each prompt's ids with the end mark, and a warning for each one that was cut short."""
@@ -121,7 +132,7 @@ def load_t5(
     in float32, as in transformers: it overflows.
 
     Nothing is fetched from the network, and nothing printed. `variant` is the part of the weights' file names that
-    tells copies apart ("fp16").
+    tells copies apart ("fp16"). On the meta device, weights stay in the files, and each call reads them.
 
     Raises:
         FileNotFoundError: a folder, a config.json, the weights or the tokenizer's files are missing.
@@ -130,7 +141,7 @@ def load_t5(
     """
     model_folder, tokenizer_folder = Path(model_folder), Path(tokenizer_folder)
     architecture = text_architecture(model_folder, (_architecture("T5"), _architecture("UMT5")))
-    model = load_text_model(model_folder, architecture, variant=variant, device=device, dtype=dtype)
+    model, stored = load_text_model(model_folder, architecture, variant=variant, device=device, dtype=dtype)
     return T5Encoder(
         model=model,
         tokenizer=load_prompt_tokenizer(tokenizer_folder, "T5Tokenizer", (("spiece.model",),)),
@@ -138,6 +149,7 @@ def load_t5(
         pad_to_max=pad_to_max,
         masked=masked,
         keeps_pads=keeps_pads,
+        stored=stored,
     )
 
 

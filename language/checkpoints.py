@@ -1,30 +1,28 @@
 """Language models from folders in transformers' layout, and from the Hugging Face Hub."""
 
 import dataclasses
-import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from ..core.attention.base import AttentionSelector
 from ..core.checkpoint import read_checkpoint
+from ..core.component_files import component_weights
+from ..core.hub import hub_folder, is_hub_id
 from ..core.json_file import json_object
+from ..core.key_map import KeyMap
 from ..core.loading import build_on_meta, load_weights
+from ..core.offload import StoredWeights, filled
 from ..core.stored_tensor import StoredTensor
 from ..core.weight_source import are_equal
 from .config import LanguageModelConfig
 from .families import family_of
 from .families.keys import HEAD
-from .model import LanguageModel
+from .model import LanguageModel, NoHead
 from .tokenizer import TextTokenizer, load_text_tokenizer
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
-
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _EMBEDDING = "embed_tokens.weight"
 _INDEX = "model.safetensors.index.json"
 _SMALL_FILES = (
@@ -52,7 +50,7 @@ def load_transformers_folder(
         ValueError: an unknown architecture, weights that do not fit the config, or a tokenizer with more ids than the
             model has embeddings for.
     """
-    config = _model_config(folder)
+    config = model_config(folder)
     tokenizer = load_text_tokenizer(folder)
     num_ids = 1 + max(tokenizer.raw.get_vocab().values(), default=-1)  # some vocabularies have gaps
     if num_ids > config.vocab_size:
@@ -67,13 +65,51 @@ def load_transformers_model(
     folder: Path, *, device: torch.device, dtype: torch.dtype, attention: AttentionSelector
 ) -> LanguageModel:
     """The model alone. Errors as for `load_transformers_folder`."""
-    config, files = _model_config(folder), _weights(folder)
+    config, files = model_config(folder), weights_of(folder)
     if config.tie_embeddings and not _head_is_tied(read_checkpoint(files)):
         config = dataclasses.replace(config, tie_embeddings=False)
     key_map = family_of(read_entries(folder)).key_map(config)
     model = build_on_meta(lambda: LanguageModel(config, attention=attention))
     load_weights(model, files, key_map, dtype=dtype, device=device)
     return model.requires_grad_(False).eval()
+
+
+def load_headless_model(
+    folder: Path,
+    *,
+    blocks: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    attention: AttentionSelector,
+    variant: str | None = None,
+) -> tuple[LanguageModel, StoredWeights | None]:
+    """The first `blocks` blocks (at least one) of a folder's model, to read its states: the rest is not loaded. On the
+    meta device, with where the weights lie. `variant`, such as "fp16", picks one of several copies of the weights.
+
+    Errors as for `load_transformers_folder`, and ValueError for more blocks than there are.
+    """
+    config, files = model_config(folder), weights_of(folder, variant)
+    if not 0 <= blocks <= config.layers:
+        raise ValueError(f"{folder}: layer {blocks} is to be read; this model has layers 0 to {config.layers}")
+    kept = max(blocks, 1)
+    names = family_of(read_entries(folder)).key_map(dataclasses.replace(config, tie_embeddings=True))
+    part = dataclasses.replace(config, layers=kept, sliding=config.sliding[:kept])
+
+    def build() -> LanguageModel:
+        model = LanguageModel(part, attention=attention)
+        model.head = NoHead()
+        return model
+
+    model = build_on_meta(build)
+    stored = filled(model, files, _without_blocks(names, range(kept, config.layers)), dtype=dtype, device=device)
+    return model.requires_grad_(False).eval(), stored
+
+
+def _without_blocks(names: KeyMap, blocks: range) -> KeyMap:
+    """A key map that leaves out the weights of some blocks, whatever stands before their names."""
+    drops = tuple(f"{stem}layers.{i}.{{rest*}}" for i in blocks for stem in ("{stem*}.", ""))
+    layouts = (dataclasses.replace(layout, drops=layout.drops + drops) for layout in names.layouts)
+    return KeyMap(tuple(layouts))
 
 
 def read_entries(folder: Path) -> Mapping[str, Any]:
@@ -88,7 +124,8 @@ def read_entries(folder: Path) -> Mapping[str, Any]:
     return json_object(path)
 
 
-def _model_config(folder: Path) -> LanguageModelConfig:
+def model_config(folder: Path) -> LanguageModelConfig:
+    """The sizes of a folder's model. Errors as for `load_transformers_folder`."""
     entries = read_entries(folder)
     method: object = entries.get("quantization_config")
     if isinstance(method, Mapping):
@@ -100,8 +137,15 @@ def _model_config(folder: Path) -> LanguageModelConfig:
         raise ValueError(f"{folder / 'config.json'}: {error}") from None
 
 
-def _weights(folder: Path) -> Path:
-    """What holds the weights: repositories may hold a second copy under another name."""
+def weights_of(folder: Path, variant: str | None = None) -> Path:
+    """What holds a folder's weights, in one `variant` where it is given: repositories may hold a second copy under
+    another name.
+
+    Raises:
+        FileNotFoundError: no such variant. ValueError: there are pickled weights only.
+    """
+    if variant is not None:
+        return component_weights(folder, variant)
     for name in (_INDEX, "model.safetensors"):
         if (folder / name).is_file():
             return folder / name
@@ -143,40 +187,18 @@ def resolve_source(
         if path.suffix.lower() != ".gguf":
             raise ValueError(f"cannot load {str(source)!r}: a language model is a folder, a .gguf file or a hub id")
         return path
-    if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or path.suffix in (".gguf", ".safetensors"):
+    if isinstance(source, Path) or not is_hub_id(source):
         raise FileNotFoundError(f"no folder or .gguf file {str(source)!r}, and it is not a hub id such as 'owner/name'")
-    if local_files_only:
-        return _local_copy(source, revision, "local_files_only is set")
-    return _downloaded(source, revision, token)
+    return hub_folder(
+        source,
+        lambda listing: _wanted_files(listing.names, source),
+        revision=revision,
+        token=token,
+        local_files_only=local_files_only,
+    )
 
 
-def _downloaded(repository: str, revision: str | None, token: str | None) -> Path:
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        info = HfApi(token=token).model_info(repository, revision=revision, files_metadata=True)
-    except HfHubHTTPError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"cannot load {repository!r} from the Hugging Face Hub: {reason}") from error
-    except Exception as error:  # every version of the client has its own errors for a network that is not there
-        return _local_copy(repository, revision, f"the hub cannot be reached ({type(error).__name__})")
-    files = _wanted_files({each.rfilename for each in info.siblings or ()}, repository)
-    _tell_size(info, files)
-    return Path(snapshot_download(repository, revision=info.sha, token=token, allow_patterns=sorted(files)))
-
-
-def _local_copy(repository: str, revision: str | None, why: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(repository, revision=revision, local_files_only=True))
-    except LocalEntryNotFoundError as error:
-        raise FileNotFoundError(f"{repository!r} is not downloaded yet, and {why}") from error
-
-
-def _wanted_files(names: set[str], repository: str) -> set[str]:
+def _wanted_files(names: frozenset[str], repository: str) -> set[str]:
     """The files of a repository that loading reads."""
     weights = {name for name in names if "/" not in name and name.endswith(".safetensors")}
     named = {name for name in weights if name.startswith("model")}
@@ -184,19 +206,4 @@ def _wanted_files(names: set[str], repository: str) -> set[str]:
     if "config.json" not in names or not weights:
         missing = "config.json" if "config.json" not in names else "safetensors weights"
         raise ValueError(f"cannot load {repository!r} from the Hugging Face Hub: it holds no {missing}")
-    return weights | names.intersection((*_SMALL_FILES, _INDEX))
-
-
-def _tell_size(info: "ModelInfo", files: set[str]) -> None:
-    """States what is about to be downloaded, if anything is."""
-    from huggingface_hub import try_to_load_from_cache
-
-    absent = [
-        each
-        for each in info.siblings or ()
-        if each.rfilename in files
-        and not isinstance(try_to_load_from_cache(info.id, each.rfilename, revision=info.sha), str)
-    ]
-    if absent:
-        size = sum(each.size or 0 for each in absent)
-        print(f"downloading {info.id}: {len(absent)} files, {size / 1e9:.2f} GB", file=sys.stderr)
+    return {*weights, *names.intersection((*_SMALL_FILES, _INDEX))}

@@ -16,7 +16,7 @@ _MOST_WEIGHTS = 2**56
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig:
-    """Sizes of a decoder language model; rotary embedding is by halves over one axis.
+    """Sizes of a decoder language model; rotary embedding is by halves over one axis, or by `rope_sections`.
 
     Beside the options of `DecoderConfig`: embeddings are multiplied by `embedding_scale`. Where `window` is set, the
     layers that `sliding` marks (none marked: all) see the last `window` tokens only, with `local_rope_theta` (None:
@@ -34,6 +34,7 @@ class LanguageModelConfig:
     norm_offset: float = 0.0
     rope_theta: float = 10000.0
     rope_scaling: RotaryScaling | None = None
+    rope_sections: tuple[int, ...] = ()
     local_rope_theta: float | None = None
     qk_norm: bool = False
     qkv_bias: bool = False
@@ -104,7 +105,13 @@ class LanguageModelConfig:
     @cached_property
     def rotary(self) -> RotaryConfig:
         """The rotary embedding's settings, but for sliding layers with their own."""
-        return RotaryConfig(axes=(self.head_width,), theta=self.rope_theta, pairing="half", scaling=self.rope_scaling)
+        return RotaryConfig(
+            axes=(self.head_width,),
+            theta=self.rope_theta,
+            pairing="half",
+            scaling=self.rope_scaling,
+            sections=self.rope_sections,
+        )
 
     @cached_property
     def local_rotary(self) -> RotaryConfig:

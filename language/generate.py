@@ -124,7 +124,7 @@ def room_after(model: LanguageModel, num_prompt: int, *, num_past: int = 0) -> i
     return context - num_past - num_prompt
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def prefill(
     model: LanguageModel,
     prompt: Sequence[int],
@@ -190,7 +190,7 @@ def check_logits(logits: Tensor, index: int) -> None:
         raise FloatingPointError(f"language model: the logits of token {index} are not finite")
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def _tokens(
     model: LanguageModel,
     prompt: Sequence[int],

@@ -4,6 +4,8 @@ Legend: B rows, L tokens, D width, V vocabulary.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -20,9 +22,17 @@ from ..core.rotary import rotary_table
 from ..core.stream import AttentionInputs, BlockInputs, Cache, NoCache, Stream, run_blocks
 from .config import LanguageModelConfig
 
-__all__ = ["LanguageModel", "LanguageModelConfig"]
+__all__ = ["LanguageModel", "LanguageModelConfig", "Layer", "NoHead"]
 
 _EMBEDDING_STD = 0.02
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Where states are read: after the first `index` blocks (0: the embeddings), through the final norm if `normed`."""
+
+    index: int
+    normed: bool
 
 
 class LanguageModel(nn.Module):
@@ -51,12 +61,47 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: no such layer, or more tokens than the context length.
         """
-        if not isinstance(cast(object, layer), int) or not 0 <= layer <= self.config.layers:
-            raise ValueError(f"layer is {layer!r}; this model has layers 0 to {self.config.layers}")
-        x = self._run(ids, layer, None, None)
-        x = self.norm(x) if normed else x
+        (x,) = self.read(self.embed(ids), (Layer(layer, normed),))
         valid = torch.arange(ids.shape[1], device=ids.device) < lengths.to(ids.device)[:, None]
         return torch.where(valid[..., None], x, torch.zeros_like(x))
+
+    def read(
+        self,
+        x: Tensor,
+        layers: Sequence[Layer],
+        *,
+        positions: Tensor | None = None,
+        mask: AttentionMask | None = None,
+    ) -> list[Tensor]:
+        """States [B, L, D] of embedded tokens `x` [B, L, D] at each of `layers`, in one pass. Blocks after the last one
+        do not run.
+
+        `positions` [B or 1, L, A] are those of the rotary embedding (None: 0, 1, ...), A 1 or the number of the
+        config's `rope_sections`. `mask` says what each token sees (None: those before it); sliding layers narrow it.
+
+        Raises:
+            ValueError: no such layer, or more tokens than the context length.
+        """
+        for layer in layers:
+            if not isinstance(cast(object, layer.index), int) or not 0 <= layer.index <= self.config.layers:
+                raise ValueError(f"layer is {layer.index!r}; this model has layers 0 to {self.config.layers}")
+        num_tokens = x.shape[1]
+        self._check_length(num_tokens)
+        where = torch.arange(num_tokens, device=x.device)[:, None] if positions is None else positions.to(x.device)
+        seen = AttentionMask(causal=True) if mask is None else mask
+        prepared = self._block_inputs(where, lambda _: seen, num_tokens, None)
+        stream, found = Stream(x=x), {0: x}
+        for i, block in enumerate([*self.blocks][: max(layer.index for layer in layers)]):
+            stream = block(stream, prepared, NoCache(), i)
+            found[i + 1] = stream.x
+        return [self.norm(found[layer.index]) if layer.normed else found[layer.index] for layer in layers]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """What the first block reads of `ids` [B, L] int64, [B, L, D]."""
+        x = self.embedding(ids)
+        if self.config.embedding_scale == 1:
+            return x
+        return x * torch.tensor(self.config.embedding_scale, dtype=x.dtype).item()  # rounded as the weights are
 
     def logits(
         self,
@@ -88,46 +133,41 @@ class LanguageModel(nn.Module):
 
     def _run(self, ids: Tensor, layer: int, cache: KVCache | None, routing: Routing | None) -> Tensor:
         num_new = ids.shape[1]
-        num_past = 0 if cache is None else int(cache.lengths.max())
-        if num_past + num_new > self.config.context_length:
-            context = self.config.context_length
-            raise ValueError(f"{num_past + num_new} tokens do not fit; the context length is {context}")
-        common, special = self._attention_inputs(ids, cache)
-        prepared = BlockInputs(
-            rotary=common.rotary, mask=common.mask, attention=self.attention, special=special, routing=routing
-        )
+        self._check_length(num_new + (0 if cache is None else int(cache.lengths.max())))
+        positions = torch.arange(num_new)[:, None] if cache is None else cache.positions(num_new)
+
+        def mask_of(block: int) -> AttentionMask:
+            return AttentionMask(causal=True) if cache is None else cache.mask(block, num_new)
+
+        prepared = self._block_inputs(positions.to(ids.device), mask_of, num_new, routing)
         keep: Cache = NoCache() if cache is None else cache
         blocks = [*self.blocks][:layer]
-        return run_blocks(blocks, Stream(x=self._embed(ids)), prepared, keep).x
+        return run_blocks(blocks, Stream(x=self.embed(ids)), prepared, keep).x
 
-    def _attention_inputs(
-        self, ids: Tensor, cache: KVCache | None
-    ) -> tuple[AttentionInputs, dict[int, AttentionInputs]]:
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens > self.config.context_length:
+            context = self.config.context_length
+            raise ValueError(f"{num_tokens} tokens do not fit; the context length is {context}")
+
+    def _block_inputs(
+        self, positions: Tensor, mask_of: Callable[[int], AttentionMask], num_new: int, routing: Routing | None
+    ) -> BlockInputs:
         """What most blocks read, and what sliding ones beside full ones do."""
-        num_new = ids.shape[1]
-        positions = torch.arange(num_new)[:, None] if cache is None else cache.positions(num_new)
-        positions = positions.to(ids.device)
 
         def inputs(layers: list[int]) -> AttentionInputs:
             is_local = layers is self._sliding
-            mask = AttentionMask(causal=True) if cache is None else cache.mask(layers[0], num_new)
+            mask = mask_of(layers[0])
             if is_local:
                 mask = _narrowed(mask, self.config.window, num_new)
             rotary = self.config.local_rotary if is_local else self.config.rotary
             return AttentionInputs(rotary=rotary_table(rotary, positions), mask=mask)
 
-        if not self._sliding:
-            return inputs(self._full), {}
-        sliding = inputs(self._sliding)
-        if not self._full:
-            return sliding, {}
-        return inputs(self._full), dict.fromkeys(self._sliding, sliding)
-
-    def _embed(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids)
-        if self.config.embedding_scale == 1:
-            return x
-        return x * torch.tensor(self.config.embedding_scale, dtype=x.dtype).item()  # rounded as the weights are
+        sliding = inputs(self._sliding) if self._sliding else None
+        common = inputs(self._full) if self._full or sliding is None else sliding
+        special = {} if sliding is None or sliding is common else dict.fromkeys(self._sliding, sliding)
+        return BlockInputs(
+            rotary=common.rotary, mask=common.mask, attention=self.attention, special=special, routing=routing
+        )
 
     def _head(self, x: Tensor) -> Tensor:
         x = self.norm(x)
@@ -140,6 +180,14 @@ class LanguageModel(nn.Module):
                 into_stream = name.endswith(("attention.output.weight", "mlp.down.weight", "mlp.down"))
                 std = _EMBEDDING_STD / (2 * self.config.layers) ** 0.5 if into_stream else _EMBEDDING_STD
                 nn.init.normal_(parameter, std=std)
+
+
+class NoHead(nn.Module):
+    """In place of the head, in a model that was loaded to read its states only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Raises ValueError."""
+        raise ValueError("this language model was loaded to read its states: it has no head, and may lack blocks")
 
 
 def _narrowed(mask: AttentionMask, window: int | None, num_new: int) -> AttentionMask:

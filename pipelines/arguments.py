@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Picture = Image | numpy.ndarray | Tensor | str | Path
     Pictures = Picture | Sequence[Picture]
+    PictureLists = Sequence[Sequence[Picture]]
 
 PUBLIC_ARGUMENTS = frozenset(
     (
@@ -32,6 +33,8 @@ PUBLIC_ARGUMENTS = frozenset(
         "num_inference_steps",
         "guidance_scale",
         "true_cfg_scale",
+        "cfg_normalization",
+        "cfg_truncation",
         "guidance_scale_2",
         "guidance_rescale",
         "num_images_per_prompt",
@@ -74,12 +77,21 @@ class ImageArguments(TypedDict, total=False):
     num_inference_steps: int | None
     guidance_scale: float | None
     true_cfg_scale: float | None
+    cfg_normalization: float | bool | None
+    cfg_truncation: float | None
     guidance_rescale: float | None
     num_images_per_prompt: int
-    image: "Pictures | None"
+    image: "Pictures | PictureLists | None"
     mask_image: "Pictures | None"
     strength: float | None
     max_sequence_length: int | None
+    clip_skip: int | None
+    original_size: Sequence[int] | None
+    target_size: Sequence[int] | None
+    crops_coords_top_left: Sequence[int] | None
+    aesthetic_score: float | None
+    denoising_start: float | None
+    denoising_end: float | None
     latents: Tensor | None
     sigmas: Sequence[float] | None
     output_type: OutputType

@@ -31,7 +31,9 @@ class Encoded:
 
     `shape` is that of the latents, [N, C, 1, h, w]. `conditioning` has one row per prompt. `noise` holds each picture's
     generator state before its initial noise is drawn. `source` [N, C, 1, h, w] are the latents of the input pictures
-    `pixels` [N, 3, 1, H, W]; `mask` [N, 1, 1, H, W] is true where to repaint. `seconds` by stage.
+    `pixels` [N, 3, 1, H, W]; `mask` [N, 1, 1, H, W] is true where to repaint. `handed` [N, C, 1, h, w] are latents that
+    another run left, where this one goes on without noise. `num_skipped_draws` of noise lie between the initial noise
+    and the sampler's: the reference samples a masked picture there. `seconds` by stage.
     """
 
     plan: Plan
@@ -42,6 +44,8 @@ class Encoded:
     source: Tensor | None
     pixels: Tensor | None
     mask: Tensor | None
+    handed: Tensor | None
+    num_skipped_draws: int
     warnings: tuple[str, ...]
     seconds: Mapping[str, float]
     manifest: Manifest

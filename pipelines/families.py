@@ -1,9 +1,11 @@
-"""The families that diffusers folders are loaded as: one line each."""
+"""The families that picture models are loaded as: one line each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from . import flux
+from . import flux, flux2, qwen_image, qwen_image_edit, sd, sd3, sdxl, z_image
+from .folders import pipeline_class
 from .image import ImagePipeline
 from .parts import Layout, Parts
 
@@ -17,12 +19,36 @@ class FolderFamily:
     load: Callable[[Parts], ImagePipeline]
 
 
-FAMILIES = (FolderFamily(title="FLUX.1", layout=flux.LAYOUT, load=flux.load_flux),)
+FAMILIES = (
+    FolderFamily(title="FLUX.1", layout=flux.LAYOUT, load=flux.load_flux),
+    FolderFamily(title="FLUX.2", layout=flux2.LAYOUT, load=flux2.load_flux2),
+    FolderFamily(title="Stable Diffusion 3", layout=sd3.LAYOUT, load=sd3.load_sd3),
+    FolderFamily(title="Z-Image", layout=z_image.LAYOUT, load=z_image.load_z_image),
+    FolderFamily(  # before Qwen-Image, whose names its files hold too
+        title="Qwen-Image-Edit-Plus", layout=qwen_image_edit.LAYOUT, load=qwen_image_edit.load_qwen_image_edit
+    ),
+    FolderFamily(title="Qwen-Image", layout=qwen_image.LAYOUT, load=qwen_image.load_qwen_image),
+    FolderFamily(title="Stable Diffusion 1.5", layout=sd.LAYOUT, load=sd.load_sd),
+    FolderFamily(title="Stable Diffusion XL", layout=sdxl.LAYOUT, load=sdxl.load_sdxl),
+)
 
 
 def family_of_class(name: str) -> FolderFamily | None:
     """The family whose pipelines include the diffusers class `name`."""
     return next((family for family in FAMILIES if name in family.layout.classes), None)
+
+
+def family_of_folder(folder: Path) -> FolderFamily:
+    """The family of a folder in diffusers' layout.
+
+    Raises:
+        ValueError: it was saved from a pipeline of another one.
+    """
+    name = pipeline_class(folder)
+    family = family_of_class(name)
+    if family is None:
+        raise ValueError(f"cannot load {str(folder)!r}, a diffusers folder of {name}; supported today are {titles()}")
+    return family
 
 
 def titles() -> str:

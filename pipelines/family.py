@@ -3,9 +3,9 @@
 Legend: B rows, N picture tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..denoisers.base import Conditioning
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
@@ -22,6 +22,16 @@ COMMON = frozenset(
     )
 )
 """Arguments of every family, besides the prompt."""
+
+
+@runtime_checkable
+class NegativeFamily(Protocol):
+    """A family whose negative side is more than another text."""
+
+    def negative(self, positive: Conditioning, encode: Callable[[], Conditioning], request: Request) -> Conditioning:
+        """What to stay away from, one row per prompt as `positive` has; `encode` reads the negative prompts, "" where
+        there are none."""
+        ...
 
 
 class Family(Protocol):
@@ -57,7 +67,8 @@ class Family(Protocol):
     def condition(
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
     ) -> Conditioning:
-        """What the denoiser is told for prompts, and their texts for a second encoder: one row each."""
+        """What the denoiser is told for prompts, and their texts for a second encoder: one row each. The request's
+        `height` and `width` are those of the picture."""
         ...
 
     def described(self, request: Request) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """Where a run stopped being finite."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,13 +33,26 @@ def is_finite(x: Tensor) -> bool:
     return bool(torch.isfinite(x).all())
 
 
-def run_checked(blocks: Sequence[Block], stream: Stream, prepared: BlockInputs, cache: Cache) -> Stream:
+@dataclass(frozen=True)
+class CheckedRunner:
     """A runner that checks after every block, and so names the first to go wrong."""
-    _check_stream(stream, "before block 0")
-    for index, block in enumerate(blocks):
-        stream = block(stream, prepared, cache, index)
-        _check_stream(stream, f"block {index} of {len(blocks)}")
-    return stream
+
+    def __call__(self, blocks: Sequence[Block], stream: Stream, prepared: BlockInputs, cache: Cache) -> Stream:
+        """The stream after all blocks."""
+        self._check(stream, "before block 0")
+        for index, block in enumerate(blocks):
+            stream = block(stream, prepared, cache, index)
+            self._check(stream, f"block {index} of {len(blocks)}")
+        return stream
+
+    def look(self, x: Tensor, place: str) -> None:
+        """Raises where a value is not finite."""
+        if not is_finite(x):
+            raise NonFiniteBlockError(place)
+
+    def _check(self, stream: Stream, place: str) -> None:
+        for x in (stream.x,) if stream.context is None else (stream.x, stream.context):
+            self.look(x, place)
 
 
 def checked(slope: Slope) -> Slope:
@@ -53,8 +67,3 @@ def checked(slope: Slope) -> Slope:
         return d
 
     return check
-
-
-def _check_stream(stream: Stream, place: str) -> None:
-    if not is_finite(stream.x) or (stream.context is not None and not is_finite(stream.context)):
-        raise NonFiniteBlockError(place)

@@ -1,6 +1,6 @@
 """What flow-matching families share: schedules that depend on the picture's size, and their ends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..schedulers import Schedule
 from ..schedulers.flow_match import FlowMatchConfig, even_sigmas, flow_match_schedule
@@ -9,11 +9,19 @@ from .recipe import Recipe
 from .request import Request
 
 
-def size_shifted_schedule(scheduler: FlowMatchConfig, request: Request, recipe: Recipe, num_tokens: int) -> Schedule:
+def size_shifted_schedule(
+    scheduler: FlowMatchConfig,
+    request: Request,
+    recipe: Recipe,
+    num_tokens: int,
+    *,
+    mu: Callable[[int, int], float] | None = None,
+) -> Schedule:
     """Equal steps, or the given sigmas, shifted as the scheduler's config says, by the number of picture tokens where
-    it does."""
+    it does: by its own line, or by the family's `mu` of the tokens and the steps."""
     sigmas = even_sigmas(num_steps(request, recipe)) if request.sigmas is None else _without_zero(request.sigmas)
-    return flow_match_schedule(scheduler, len(sigmas), num_image_tokens=num_tokens, sigmas=sigmas)
+    shift = None if mu is None else mu(num_tokens, len(sigmas))
+    return flow_match_schedule(scheduler, len(sigmas), num_image_tokens=num_tokens, mu=shift, sigmas=sigmas)
 
 
 def late_steps(schedule: Schedule, strength: float) -> Schedule:

@@ -1,32 +1,37 @@
-"""FLUX.1 (dev, schnell) from a folder in diffusers' layout.
+"""FLUX.1 (dev, schnell).
 
 Source: diffusers' FluxPipeline and FluxImg2ImgPipeline.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
 from ..denoisers.base import Conditioning
-from ..denoisers.flux import HOISTED, FluxConfig, FluxDenoiser, flux_key_map
+from ..denoisers.flux import MARKS, FluxConfig, FluxDenoiser, flux_key_map
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
-from ..denoisers.hoisting import fill_denoiser
-from ..encoders.base import LimitedEncoder, TextEncoder
+from ..encoders.base import TextEncoder
 from ..encoders.clip import load_clip
 from ..encoders.t5 import load_t5
 from ..schedulers import Schedule
 from ..schedulers.flow_match import FlowMatchConfig
 from ..vae.kl import load_kl
+from ..vae.kl_config import FLUX_1
+from ..vae.kl_shapes import load_kl_like
 from .base import Source
+from .distilled import check_told, with_told
 from .family import COMMON
 from .flow import late_steps, size_shifted_schedule
-from .folders import entries_of, weights_digests
+from .folders import check_entries
 from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
+from .text_options import check_pooled, check_text, limited
+from .true_cfg import has_negative, true_cfg_warnings
 
 FAMILY = "flux"
 PATCH = 2
@@ -36,7 +41,10 @@ LAYOUT = Layout(
     classes=("FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"),
     encoders={"clip": "text_encoder", "t5": "text_encoder_2"},
     tokenizers={"clip": "tokenizer", "t5": "tokenizer_2"},
+    marks=MARKS,
 )
+SCHEDULERS = {True: FlowMatchConfig(shift=3.0, use_dynamic_shifting=True), False: FlowMatchConfig()}
+"""dev's and schnell's, for files that have none."""
 DEFAULT_CELLS = 128  # latent cells a side of a picture whose size is not given
 
 
@@ -63,27 +71,17 @@ class FluxFamily:
 
     def check(self, request: Request) -> None:
         """The length is within what the model was made for."""
-        length = request.max_sequence_length
-        if length is not None and not 2 <= length <= LONGEST:
-            raise ValueError(f"max_sequence_length is {length}; it must be from 2 to {LONGEST}")
-        if length is not None and request.prompt is None:
-            raise ValueError("max_sequence_length: conditioning is given, so that there is no prompt to read")
-        told, given = request.guidance, request.given_conditioning
-        if isinstance(told, Distilled) and (told.scale is not None) != self.guided:
-            wanted = "a value" if self.guided else "no value (None)"
-            raise ValueError(f"guidance is {told}; this model is told {wanted}")
-        for part in () if given is None else (given.positive, given.negative):
-            if part is not None and (part.pooled is None or bool((part.lengths != part.states.shape[1]).any())):
-                raise ValueError("conditioning: this model reads states without padding, and a pooled vector")
+        check_text(request, longest=LONGEST)
+        check_pooled(request)
+        check_told(request, guided=self.guided)
 
     def guidance(self, request: Request, recipe: Recipe) -> Guidance:
         """The distilled value, and classifier-free guidance where it is asked for."""
         scale = recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale
         told = float(scale) if self.guided else None
         if request.guidance is not None:
-            given = request.guidance
-            return given if isinstance(given, Distilled) or told is None else Distilled(told, then=given)
-        if not _has_negative(request) or request.true_cfg_scale is None or request.true_cfg_scale <= 1:
+            return with_told(request.guidance, told)
+        if not has_negative(request) or request.true_cfg_scale is None or request.true_cfg_scale <= 1:
             return Distilled(told)
         return Distilled(told, then=ClassifierFree(float(request.true_cfg_scale), batched=False))
 
@@ -99,12 +97,7 @@ class FluxFamily:
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
     ) -> Conditioning:
         """T5's states of the second texts, and CLIP's pooled vector of the prompts."""
-        t5, length = encoders["t5"], request.max_sequence_length
-        if length is not None:
-            if not isinstance(t5, LimitedEncoder):
-                raise ValueError(f"max_sequence_length: the encoder {type(t5).__name__} has no limit to set")
-            t5 = t5.with_max_tokens(length)
-        states = t5(second)
+        states = limited(encoders["t5"], request)(second)
         pooled = encoders["clip"](prompts)
         warnings = tuple(dict.fromkeys((*pooled.warnings, *states.warnings)))
         return Conditioning(states=states.states, lengths=states.lengths, pooled=pooled.pooled, warnings=warnings)
@@ -119,14 +112,7 @@ class FluxFamily:
         found: list[str] = []
         if not self.guided and request.guidance_scale not in (None, 0, 0.0):
             found.append(f"guidance_scale {request.guidance_scale} has no effect: this model was made to run without")
-        scale = request.true_cfg_scale
-        if scale is not None and scale > 1 and not _has_negative(request):
-            found.append("true_cfg_scale has no effect without a negative_prompt")
-        if scale is not None and scale < 1:
-            found.append(
-                f"true_cfg_scale {scale} has no effect: it begins above 1; give guidance=ClassifierFree({scale})"
-            )
-        return tuple(found)
+        return (*found, *true_cfg_warnings(request, "true_cfg_scale", request.true_cfg_scale))
 
 
 def load_flux(parts: Parts) -> ImagePipeline:
@@ -135,49 +121,37 @@ def load_flux(parts: Parts) -> ImagePipeline:
     Raises:
         FileNotFoundError: a component or a file is missing. ValueError: a file is damaged, or they do not fit together.
     """
-    if parts.scheduler is None or parts.folder is None:
-        raise ValueError(f"{parts.name}: FLUX.1 loads from a folder in diffusers' layout")
-    config = FluxConfig.from_entries(entries_of(parts.denoiser / "config.json"))
-    scheduler = FlowMatchConfig.from_entries(entries_of(parts.scheduler / "scheduler_config.json"))
+    config = parts.denoiser_config(FluxConfig.from_entries, FluxConfig.from_shapes)
+    scheduler = parts.scheduler_config(FlowMatchConfig.from_entries, SCHEDULERS[config.guided])
     _check_widths(parts, config)
-    device, dtype = parts.device, parts.dtype
     denoiser = build_on_meta(lambda: FluxDenoiser(config))
-    source = WeightSource.for_module(denoiser, parts.denoiser, flux_key_map())  # refuses a broken file first
-    vae = load_kl(parts.vae, device=device, dtype=dtype)
-    clip = load_clip(parts.encoders["clip"], parts.tokenizers["clip"], pooled="pooler", device=device, dtype=dtype)
-    t5 = load_t5(
-        *(parts.encoders["t5"], parts.tokenizers["t5"]),
-        max_tokens=MAX_TOKENS[config.guided],
-        pad_to_max=True,
-        masked=False,
-        device=device,
-        dtype=dtype,
-    )
-    fill_denoiser(denoiser, source, HOISTED, device=device, dtype=dtype)
-    denoiser.source = source
+    source = WeightSource.for_module(denoiser, parts.denoiser_files, flux_key_map())  # refuses a broken file first
+    vae = parts.autoencoder(load_kl, partial(load_kl_like, preset=FLUX_1), channels=config.latent_channels)
+    clip = parts.encoder("clip", partial(load_clip, pooled="pooler"))
+    t5 = parts.encoder("t5", partial(load_t5, max_tokens=MAX_TOKENS[config.guided], pad_to_max=True, masked=False))
+    denoiser.fill(source, device=parts.device, dtype=parts.dtype, block_device=parts.block_device)
     return ImagePipeline(
-        source=Source(family=FAMILY, name=parts.name, weights=weights_digests(parts.folder)),
+        source=Source(family=FAMILY, name=parts.name, weights=parts.digests(LAYOUT)),
         family=FluxFamily(scheduler=scheduler, guided=config.guided),
         recipe=recipe(guided=config.guided, downsampling=vae.downsampling),
         denoiser=denoiser,
         encoders={"clip": clip, "t5": t5},
         vae=vae,
         attention=parts.attention,
-        device=device,
-        dtype=dtype,
+        device=parts.device,
+        dtype=parts.dtype,
     )
 
 
 def _check_widths(parts: Parts, config: FluxConfig) -> None:
     """The parts belong together, by what their configs say."""
-    for folder, entry, wanted in (
-        (parts.encoders["clip"], "hidden_size", config.pooled_width),
-        (parts.encoders["t5"], "d_model", config.text_width),
-        (parts.vae, "latent_channels", config.latent_channels),
-    ):
-        found = entries_of(folder / "config.json").get(entry)
-        if found != wanted:
-            raise ValueError(f"{folder} has {entry} {found}; the transformer needs {wanted}")
+    check_entries(
+        (
+            (parts.encoders["clip"], "hidden_size", config.pooled_width),
+            (parts.encoders["t5"], "d_model", config.text_width),
+            (parts.vae, "latent_channels", config.latent_channels),
+        )
+    )
 
 
 def recipe(*, guided: bool, downsampling: int = 8) -> Recipe:
@@ -193,8 +167,3 @@ def recipe(*, guided: bool, downsampling: int = 8) -> Recipe:
         guidance_scale=3.5 if guided else 0.0,
         strength=0.6,
     )
-
-
-def _has_negative(request: Request) -> bool:
-    given = request.given_conditioning
-    return request.negative_prompt is not None or (given is not None and given.negative is not None)

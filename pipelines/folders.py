@@ -1,13 +1,13 @@
 """Folders in diffusers' layout: what they hold."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..core.json_file import json_object
 
-INDEX = "model_index.json"
+INDEX, CONFIG, SCHEDULER_CONFIG = "model_index.json", "config.json", "scheduler_config.json"
 _LENGTH_BYTES = 8
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
@@ -47,10 +47,32 @@ def entries_of(path: Path) -> Mapping[str, Any]:
     return json_object(path)
 
 
-def weights_digests(folder: Path) -> dict[str, str]:
-    """The sha256 of each weights file's size, header and samples, by its path in the folder: reading all the gigabytes
-    would take longer than loading them."""
-    return {path.relative_to(folder).as_posix(): _digest(path) for path in sorted(folder.rglob("*.safetensors"))}
+def check_entries(wanted: Iterable[tuple[object, str, object]]) -> None:
+    """Makes sure that parts belong together, by an entry of each one's config.json and what the denoiser needs there.
+    Single files, and parts that are loaded already, have none to look at.
+
+    Raises:
+        ValueError: another value. FileNotFoundError: no config.json.
+    """
+    for part, entry, value in wanted:
+        entries = config_of(part)
+        if entries is not None and entries.get(entry) != value:
+            raise ValueError(f"{part} has {entry} {entries.get(entry)}; the transformer needs {value}")
+
+
+def config_of(part: object) -> Mapping[str, Any] | None:
+    """The entries of a part's config.json, if it is a folder.
+
+    Raises:
+        FileNotFoundError, ValueError: it has none, or a damaged one.
+    """
+    return entries_of(part / CONFIG) if isinstance(part, Path) and part.is_dir() else None
+
+
+def weights_digests(components: Mapping[str, Iterable[Path]]) -> dict[str, str]:
+    """The sha256 of each weights file's size, header and samples, by its component's name and its own: reading all the
+    gigabytes would take longer than loading them."""
+    return {f"{name}/{path.name}": _digest(path) for name, files in components.items() for path in sorted(files)}
 
 
 def _digest(path: Path) -> str:
@@ -58,7 +80,8 @@ def _digest(path: Path) -> str:
     with path.open("rb") as stream:
         start = stream.read(_LENGTH_BYTES)
         digest = hashlib.sha256(size.to_bytes(_LENGTH_BYTES, "little") + start)
-        digest.update(stream.read(min(int.from_bytes(start, "little"), size)))
+        header = int.from_bytes(start, "little")  # of safetensors; other formats do not begin with it
+        digest.update(stream.read(header if header < size else _SAMPLE_BYTES))
         for n in range(_SAMPLES):
             stream.seek(n * max(size - _SAMPLE_BYTES, 0) // (_SAMPLES - 1))
             digest.update(stream.read(_SAMPLE_BYTES))

@@ -1,4 +1,4 @@
-"""The picture pipeline: text-to-image, image-to-image and inpainting.
+"""The picture pipeline: text-to-image, image-to-image, inpainting and editing.
 
 Legend: N pictures, C latent channels, H W pixels, h w latent cells.
 """
@@ -25,9 +25,12 @@ from ..vae.preview import LatentPreview
 from .arguments import ImageArguments
 from .base import Encoded, ImageStep, OnStep, Source
 from .checks import check_cancel, check_kind, check_latents, check_on_step
+from .edit import Editing, References, begins_with_image, read_references, with_references
+from .ends import Ends, FlowEnds
 from .expansion import expanded
-from .family import Family, PlainFamily
+from .family import Family, NegativeFamily, PlainFamily
 from .finite import NonFiniteError, is_finite
+from .handed import read_handed, sized
 from .manifest import Manifest, Task, digest_input
 from .placement import device_named, dtype_named
 from .plan import Inputs, Plan, generator_states, make_plan, read_inputs, used_generators
@@ -48,7 +51,7 @@ class ImagePipeline:
     """Components and the stages over them; it keeps nothing between calls, so threads may share it.
 
     Change one with `dataclasses.replace`. `encoders` by role; `family` makes choices of the arguments; `dtype` is that
-    of the weights: latents, sigma and time stay float32.
+    of the weights: latents, sigma and time stay float32. With `editing`, `image` are pictures that the model looks at.
     """
 
     source: Source
@@ -58,6 +61,8 @@ class ImagePipeline:
     vae: Autoencoder
     attention: AttentionSelector
     family: Family = PlainFamily()  # noqa: RUF009 (immutable)
+    ends: Ends = FlowEnds()  # noqa: RUF009 (immutable)
+    editing: Editing | None = None
     preview_projection: LatentPreview | None = None
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
@@ -118,12 +123,17 @@ class ImagePipeline:
         start = time.perf_counter()
         request.check_used(self.source.family, self.family.arguments)
         self.family.check(request)
-        inputs, cells = read_inputs(request), self.vae.downsampling
-        plan = make_plan(request, self.recipe, inputs, family=self.family, downsampling=cells)
+        references, cells = read_references(request, self.editing), self.vae.downsampling
+        handed = read_handed(request, self.vae.latent_channels)
+        inputs = read_inputs(request, references) if handed is None else None
+        request = request if handed is None else sized(request, handed, cells)
+        plan = make_plan(
+            request, self.recipe, inputs, references, family=self.family, ends=self.ends, downsampling=cells
+        )
         shape = (plan.num_images, self.vae.latent_channels, 1, plan.height // cells, plan.width // cells)
         initial = self._initial(request, shape)
         request, plan = expanded(request, plan)
-        conditioning = self._conditioning(request, plan)
+        conditioning = self._conditioning(request, plan, references)
         draws = self.family.draws_posterior and plan.schedule is not None  # strength 0 is the round trip
         noise = RowNoise.resumed(generator_states(request, plan.seeds), shape)
         source = None if inputs is None else self._latents(inputs, noise if draws else None)
@@ -137,6 +147,8 @@ class ImagePipeline:
             source=source,
             pixels=None if inputs is None else inputs.pixels[list(inputs.rows)],
             mask=None if inputs is None or inputs.mask is None else inputs.mask[list(inputs.mask_rows)],
+            handed=None if handed is None else handed.to(self.device),
+            num_skipped_draws=int(draws and inputs is not None and inputs.mask is not None),
             warnings=tuple(dict.fromkeys((*plan.warnings, *remarks))),
             manifest=self._manifest(request, plan),
             seconds={"encode": time.perf_counter() - start},
@@ -158,13 +170,18 @@ class ImagePipeline:
         check_kind("encoded", encoded, Encoded, "what pipe.encode returned")
         check_cancel(cancel)
         walk = Walk(
-            denoiser=self.denoiser, attention=self.attention, downsampling=self.vae.downsampling, encoded=encoded
+            denoiser=self.denoiser,
+            attention=self.attention,
+            ends=self.ends,
+            downsampling=self.vae.downsampling,
+            encoded=encoded,
         )
         return walk.steps(resume, cancel)
 
     @torch.no_grad()
     def decode(self, latents: Step | Tensor, encoded: Encoded | None = None) -> Result:
-        """The pictures of a step, or of latents [N, C, 1, h, w] alone (their run is `encoded`, where it is given).
+        """The pictures of a step, or of a result's latents [N, C, 1, h, w] alone (their run is `encoded`, where it is
+        given).
 
         Without a run there are no seeds and no manifest, masks are not applied, and pictures are PIL.
 
@@ -177,7 +194,7 @@ class ImagePipeline:
         start = time.perf_counter()
         run = latents.encoded if isinstance(latents, ImageStep) else encoded
         seconds = dict(latents.seconds) if isinstance(latents, ImageStep) else dict(run.seconds) if run else {}
-        x = latents.latents if isinstance(latents, Step) else latents
+        x = latents.latents * self.ends.unit(latents.sigma) if isinstance(latents, Step) else latents
         check_latents(x, self.vae.latent_channels, None if run is None else run.shape)
         output_type = "pil" if run is None else run.plan.output_type
         images = None if output_type == "latent" else to_images(self._pixels(x, run), output_type)
@@ -236,28 +253,48 @@ class ImagePipeline:
             raise ValueError(f"latents have shape {tuple(request.latents.shape)}; this request needs {shape}")
         return given.detach().to(self.device, torch.float32, copy=True)
 
-    def _conditioning(self, request: Request, plan: Plan) -> Prompt:
-        given = request.given_conditioning
+    def _conditioning(self, request: Request, plan: Plan, references: References | None) -> Prompt:
+        given, request = request.given_conditioning, dataclasses.replace(request, height=plan.height, width=plan.width)
         positive = None if given is None else given.positive.to(self.device, self.dtype)
         negative = None if given is None or given.negative is None else given.negative.to(self.device, self.dtype)
         if positive is None:
-            positive = self._encode_text(request.prompts, request.second_prompts, request)
+            positive = self._encode_text(request.prompts, request.second_prompts, request, references)
         if not plan.guidance.needs_negative:
             negative = None
         elif negative is None:
-            negative = self._encode_text(request.negative_prompts, request.negative_prompts, request)
-        prompt = Prompt(positive=positive, negative=negative)
+            negative = self._negative(positive, request, references)
+        prompt = with_references(Prompt(positive=positive, negative=negative), self._reference_latents(references))
         if not all(is_finite(tensor) for tensor in _tensors(prompt)):
             raise NonFiniteError("encode")
         return prompt
 
-    def _encode_text(self, prompts: tuple[str, ...], second: tuple[str, ...], request: Request) -> Conditioning:
-        """One row per prompt; a pair of texts that comes twice is encoded once."""
-        pairs = tuple(zip(prompts, second, strict=True))
-        distinct = tuple(dict.fromkeys(pairs))
-        first, other = zip(*distinct, strict=True)
-        conditioning = self.family.condition(self.encoders, first, other, request)
-        return conditioning if distinct == pairs else conditioning.rows([distinct.index(pair) for pair in pairs])
+    def _negative(self, positive: Conditioning, request: Request, references: References | None) -> Conditioning:
+        unskipped = dataclasses.replace(request, clip_skip=None)
+
+        def encode() -> Conditioning:
+            return self._encode_text(request.negative_prompts, request.negative_prompts, unskipped, references)
+
+        return self.family.negative(positive, encode, request) if isinstance(self.family, NegativeFamily) else encode()
+
+    def _encode_text(
+        self, prompts: tuple[str, ...], second: tuple[str, ...], request: Request, references: References | None
+    ) -> Conditioning:
+        """One row per prompt; a pair of texts, with the same pictures, that comes twice is encoded once."""
+        lists = (0,) * len(prompts) if references is None else references.rows
+        told = tuple(zip(prompts, second, lists, strict=True))
+        distinct = tuple(dict.fromkeys(told))
+        first, other, lists = zip(*distinct, strict=True)
+        if references is None:
+            conditioning = self.family.condition(self.encoders, first, other, request)
+        else:
+            conditioning = references.condition(self.encoders, first, other, lists, request)
+        return conditioning if distinct == told else conditioning.rows([distinct.index(each) for each in told])
+
+    def _reference_latents(self, references: References | None) -> list[Tensor]:
+        """One batch of a row per prompt for each picture that is looked at."""
+        if references is None:
+            return []
+        return [self.vae.encode(each.to(self.device)).float()[list(references.rows)] for each in references.pixels]
 
     def _latents(self, inputs: Inputs, noise: RowNoise | None) -> Tensor:
         """One row per picture: the posterior's mean, or, with `noise`, a sample of it."""
@@ -280,6 +317,8 @@ class ImagePipeline:
 
     def _manifest(self, request: Request, plan: Plan) -> Manifest:
         task: Task = "text-to-image" if request.image is None else "image-to-image"
+        if self.editing is not None and request.image is not None and not begins_with_image(request):
+            task = "edit"
         given = request.given_conditioning
         inputs: dict[str, object] = {
             "image": request.image,
@@ -317,5 +356,6 @@ class ImagePipeline:
 
 def _tensors(prompt: Prompt) -> list[Tensor]:
     parts = (prompt.positive,) if prompt.negative is None else (prompt.positive, prompt.negative)
-    found = [tensor for part in parts for tensor in (part.states, part.lengths, part.pooled)]
+    each = ((part.states, part.lengths, part.pooled, part.time_ids, *part.references) for part in parts)
+    found = [tensor for tensors in each for tensor in tensors]
     return [tensor for tensor in found if tensor is not None]

@@ -3,24 +3,43 @@
 Legend: B rows, C latent channels, F frames, H W pixels, h w latent cells.
 """
 
+import dataclasses
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..schedulers.base import Point, Slope
+from ..schedulers.base import Point, Slope, Step
 
 
-def keep_outside(slope: Slope, x0: Tensor, repaint: Tensor) -> Slope:
-    """`slope` where `repaint` [B, 1, 1, h, w] is true; elsewhere the slope of the known latents `x0` [B, C, F, h, w].
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kept:
+    """Latents outside `repaint` [B, 1, 1, h, w]: alpha `x0` + sigma `noise` at every step, both [B, C, F, h, w], with
+    the run's own noise; `clean` at the point `last` of the whole schedule, where a run ends."""
 
-    (x - x0) / sigma is the exact slope of latents whose data is x0, so outside the mask every sampler stays at
-    alpha x0 + sigma noise with the run's own noise, at each step's level, and ends at x0.
-    """
+    x0: Tensor
+    noise: Tensor
+    repaint: Tensor
+    last: int
+    clean: Tensor
 
-    def masked(x: Tensor, point: Point) -> Tensor:
-        return torch.where(repaint, slope(x, point), (x - x0) / point.sigma)
+    def slope(self, slope: Slope) -> Slope:
+        """`slope` where it repaints, of latents that are as above elsewhere; there (x - x0) / sigma, the exact slope of
+        latents whose data is x0, so that every sampler goes to x0."""
 
-    return masked
+        def kept(x: Tensor, point: Point) -> Tensor:
+            shown = torch.where(self.repaint, x, point.noised(self.x0, self.noise))
+            return torch.where(self.repaint, slope(shown, point), (x - self.x0) / point.sigma)
+
+        return kept
+
+    def step(self, step: Step, point: Point) -> Step:
+        """A step that ends at `point`, with what is kept as it is at that level, also where the sampler has added noise
+        of its own."""
+        outside = self.clean if point.index == self.last else point.noised(self.x0, self.noise)
+        latents = torch.where(self.repaint, step.latents, outside)
+        return dataclasses.replace(step, latents=latents, state=dataclasses.replace(step.state, latents=latents))
 
 
 def latent_mask(mask: Tensor, downsampling: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import dtype as Dtype
 
 from ..schedulers.base import Path, Point, Schedule
 
-Task = Literal["text-to-image", "image-to-image", "inpaint"]
+Task = Literal["text-to-image", "image-to-image", "inpaint", "edit"]
 Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
 FORMAT = 1
 _NONE = type(None)
@@ -218,8 +218,8 @@ def _plain(value: object) -> Plain:
 def digest_input(value: object) -> str:
     """sha256 of a picture (or a file with one), array or tensor: dtype, shape and values; or of several of them.
 
-    One alone in a list has the digest that it has outside. Pictures with a palette are digested as the colours that
-    are seen.
+    One alone in a list has the digest that it has outside; lists in a list count as lists. Pictures with a palette are
+    digested as the colours that are seen.
     """
     from .files import open_image
 
@@ -229,7 +229,8 @@ def digest_input(value: object) -> str:
         if len(items) == 1:
             return digest_input(items[0])
         for item in items:
-            digest.update(digest_input(item).encode())
+            inner = digest_input(item)
+            digest.update((f"[{inner}]" if isinstance(item, list | tuple) else inner).encode())
         return digest.hexdigest()
     import numpy
 

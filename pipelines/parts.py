@@ -1,20 +1,37 @@
 """What a family of models is loaded from: where each part lies, and where it goes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
 from ..core.attention.base import AttentionSelector
-from .folders import component
+from ..core.checkpoint import Files, resolve_files
+from ..core.component_files import has_variant, refuse_quantised, weights_files
+from ..core.shapes import Shapes
+from ..denoisers.shapes import PREFIXES, Marks
+from ..encoders.base import TextEncoder
+from ..vae.base import Autoencoder
+from .folders import CONFIG, INDEX, SCHEDULER_CONFIG, entries_of, weights_digests
+
+_C = TypeVar("_C")
+_A = TypeVar("_A", bound=Autoencoder)
+_A_co = TypeVar("_A_co", bound=Autoencoder, covariant=True)
+
+Offload = Literal["none", "encoders", "blocks"]
+"""Which weights stay in their files until they are used: none, those of the text encoders, those of the denoiser's
+blocks as well."""
+META = torch.device("meta")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Where a family's parts are in a folder of diffusers' layout, whose model_index.json names one of `classes`.
 
-    `encoders` and `tokenizers` are folders by role; those in `optional` may be missing.
+    `encoders` and `tokenizers` are folders by role; those in `optional` may be missing. `marks` tell a file that holds
+    the denoiser alone. `side`: pixels of a picture whose size is not given.
     """
 
     classes: tuple[str, ...]
@@ -24,56 +41,141 @@ class Layout:
     vae: str = "vae"
     scheduler: str = "scheduler"
     optional: frozenset[str] = frozenset()
+    marks: Marks = Marks()  # noqa: RUF009 (immutable)
+    side: int = 1024
+
+
+class FolderLoader(Protocol[_A_co]):
+    """What makes an autoencoder of its folder."""
+
+    def __call__(self, folder: Path, /, *, variant: str | None, device: torch.device, dtype: torch.dtype) -> _A_co:
+        """The autoencoder."""
+        ...
+
+
+class FileLoader(Protocol[_A_co]):
+    """What makes an autoencoder of a single file."""
+
+    def __call__(self, files: Files, /, *, device: torch.device, dtype: torch.dtype) -> _A_co:
+        """The autoencoder."""
+        ...
+
+
+class EncoderLoader(Protocol):
+    """What makes a text encoder of its folder and its tokenizer's."""
+
+    def __call__(
+        self, model: Path, tokenizer: Path, /, *, variant: str | None, device: torch.device, dtype: torch.dtype
+    ) -> TextEncoder:
+        """The encoder."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The parts of one model. `name` is what loads it again; `folder` is the diffusers folder that it lies in.
+class Places:
+    """Where the parts of one model lie. `folder` is the one in diffusers' layout that it was loaded from, if any.
 
-    `denoiser` is a folder with its config.json and weights, or one file of weights; `scheduler` is None where there is
-    no config of it. Weights go to `device` in `dtype`.
+    `denoiser` is a folder with its config.json and weights, or one file of weights, `vae` as well; the autoencoder and
+    text encoders may be there already. `scheduler` is None where there is no config of it. `variant` picks files where
+    a part has several.
+    """
+
+    folder: Path | None
+    denoiser: Path
+    vae: Path | Autoencoder
+    scheduler: Path | None
+    encoders: Mapping[str, Path | TextEncoder] = field(default_factory=dict[str, Path | TextEncoder])
+    tokenizers: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    variant: str | None = None
+
+    @property
+    def denoiser_files(self) -> Files:
+        """What holds the denoiser's weights."""
+        return weights_files(self.denoiser, self.variant)
+
+    def denoiser_config(
+        self, from_entries: Callable[[Mapping[str, Any]], _C], from_shapes: Callable[[Shapes], _C]
+    ) -> _C:
+        """The denoiser's config, from its config.json or, of a single file, from the shapes of its tensors.
+
+        Raises:
+            FileNotFoundError, ValueError: there is none, or it makes no sense here.
+        """
+        if self.denoiser.is_dir():
+            refuse_quantised(self.denoiser)
+            return from_entries(entries_of(self.denoiser / CONFIG))
+        shapes = Shapes.read(self.denoiser_files, PREFIXES)
+        try:
+            return from_shapes(shapes)
+        except ValueError as error:
+            raise ValueError(f"{self.denoiser}: {error}") from None
+
+    def scheduler_config(self, from_entries: Callable[[Mapping[str, Any]], _C], preset: _C) -> _C:
+        """The scheduler's config, from its file where there is one."""
+        return preset if self.scheduler is None else from_entries(entries_of(self.scheduler / SCHEDULER_CONFIG))
+
+    def index_entries(self) -> Mapping[str, Any]:
+        """The entries of the model_index.json; none where there is no such file."""
+        return {} if self.folder is None else entries_of(self.folder / INDEX)
+
+    def digests(self, layout: Layout) -> dict[str, str]:
+        """A digest of each weights file, by its component's name in `layout` and its own."""
+        encoders = {layout.encoders[role]: part for role, part in self.encoders.items()}
+        parts = {layout.denoiser: self.denoiser, layout.vae: self.vae, **encoders}
+        paths = {name: part for name, part in parts.items() if isinstance(part, Path)}
+        return weights_digests({name: resolve_files(weights_files(path, self.variant)) for name, path in paths.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts(Places):
+    """The parts of one model and where they go. `name` is what loads it again.
+
+    Weights go to `device` in `dtype`, but for those that stay in their files (`offload`).
     """
 
     name: str
-    folder: Path | None
-    denoiser: Path
-    vae: Path
-    scheduler: Path | None
     device: torch.device
     dtype: torch.dtype
     attention: AttentionSelector
-    encoders: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    tokenizers: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    offload: Offload = "none"
 
+    def autoencoder(
+        self, from_folder: FolderLoader[_A], from_file: FileLoader[_A], *, channels: int
+    ) -> _A | Autoencoder:
+        """The autoencoder that is there, or what one of these makes of its folder or file.
 
-def parts_of_folder(
-    folder: Path,
-    layout: Layout,
-    *,
-    name: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    attention: AttentionSelector,
-) -> Parts:
-    """The parts of a folder in diffusers' layout.
+        Raises:
+            ValueError: its latents are not of `channels`, or it does not load.
+        """
+        if not isinstance(self.vae, Path):
+            vae = self.vae
+        elif self.vae.is_dir():
+            vae = from_folder(self.vae, variant=self._variant_of(self.vae), device=self.device, dtype=self.dtype)
+        else:
+            vae = from_file(weights_files(self.vae), device=self.device, dtype=self.dtype)
+        if vae.latent_channels != channels:
+            raise ValueError(
+                f"the autoencoder's latents have {vae.latent_channels} channels; the denoiser's {channels}"
+            )
+        return vae
 
-    Raises:
-        FileNotFoundError: one is missing.
-    """
-    return Parts(
-        name=name,
-        folder=folder,
-        denoiser=component(folder, layout.denoiser),
-        encoders=_folders(folder, layout.encoders, layout.optional),
-        tokenizers=_folders(folder, layout.tokenizers, layout.optional),
-        vae=component(folder, layout.vae),
-        scheduler=component(folder, layout.scheduler),
-        device=device,
-        dtype=dtype,
-        attention=attention,
-    )
+    def encoder(self, role: str, load: EncoderLoader) -> TextEncoder:
+        """The text encoder that is there for a role, or what `load` makes of its folders."""
+        part = self.encoders[role]
+        if not isinstance(part, Path):
+            return part
+        variant = self._variant_of(part)
+        return load(part, self.tokenizers[role], variant=variant, device=self.encoder_device, dtype=self.dtype)
 
+    def _variant_of(self, folder: Path) -> str | None:
+        return self.variant if self.variant is not None and has_variant(folder, self.variant) else None
 
-def _folders(folder: Path, names: Mapping[str, str], optional: frozenset[str]) -> dict[str, Path]:
-    wanted = {role: name for role, name in names.items() if name not in optional or (folder / name).is_dir()}
-    return {role: component(folder, name) for role, name in wanted.items()}
+    @property
+    def encoder_device(self) -> torch.device:
+        """Where the weights of text encoders go."""
+        return self.device if self.offload == "none" else META
+
+    @property
+    def block_device(self) -> torch.device:
+        """Where the weights of the denoiser's blocks go."""
+        return META if self.offload == "blocks" else self.device

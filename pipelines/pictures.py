@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from .files import open_image
+from .result import to_pil
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from .arguments import Pictures
+    from .arguments import PictureLists, Pictures
 
 
-def read_pictures(pictures: "Pictures") -> Tensor:
+def read_pictures(pictures: "Pictures | PictureLists") -> Tensor:
     """Pixels [K, 3, 1, H, W] in -1..1, float32 on the CPU; transparent pixels over white.
 
     Raises:
@@ -26,13 +27,38 @@ def read_pictures(pictures: "Pictures") -> Tensor:
         no such file.
     """
     rows = [_colours(unit) for item in _items(pictures) for unit in _unit(item, "image")]
-    return (_stack(rows, "image") * 2 - 1)[:, :, None]
+    return (stacked(rows, "image") * 2 - 1)[:, :, None]
+
+
+def read_lists(pictures: "Pictures | PictureLists") -> list[tuple[Tensor, ...]]:
+    """Lists of pictures [3, H, W] in 0..1, float32 on the CPU, of any sizes: one list, or several where the argument
+    holds lists. Same errors as `read_pictures`, and ValueError for lists beside pictures."""
+    items = _items(pictures)
+    nested = [isinstance(item, list | tuple) for item in items]
+    if any(nested) and not all(nested):
+        raise ValueError("image holds pictures and lists of pictures; it takes either, not both")
+    lists = [_items(item) for item in items] if any(nested) else [items]
+    return [tuple(_colours(unit) for item in each for unit in _unit(item, "image")) for each in lists]
+
+
+def resized(picture: Tensor, width: int, height: int) -> Tensor:
+    """A picture [3, H, W] in 0..1 at another size, by Lanczos on 8 bits as image processors do it."""
+    from PIL.Image import Resampling
+
+    (image,) = to_pil(picture[None])
+    return _from_pil(image.resize((width, height), Resampling.LANCZOS), "image", grey=False)
+
+
+def centre_crop(picture: Tensor, width: int, height: int) -> Tensor:
+    """The middle of a picture [..., H, W]; an odd rest is left at the right and the bottom."""
+    top, left = (picture.shape[-2] - height) // 2, (picture.shape[-1] - width) // 2
+    return picture[..., top : top + height, left : left + width]
 
 
 def read_masks(pictures: "Pictures") -> Tensor:
     """Masks [K, 1, 1, H, W], true where the picture is over a half. Same errors as `read_pictures`."""
     rows = [unit.mean(0, keepdim=True) for item in _items(pictures) for unit in _unit(item, "mask_image", grey=True)]
-    return (_stack(rows, "mask_image") > 0.5)[:, :, None]
+    return (stacked(rows, "mask_image") > 0.5)[:, :, None]
 
 
 def spread(rows: Tensor, name: str, num_prompts: int, num_images_per_prompt: int) -> tuple[int, ...]:
@@ -119,7 +145,8 @@ def _colours(unit: Tensor) -> Tensor:
     return unit.expand(3, -1, -1)
 
 
-def _stack(rows: Sequence[Tensor], name: str) -> Tensor:
+def stacked(rows: Sequence[Tensor], name: str) -> Tensor:
+    """Pictures [..., H, W] of one size in a batch. Raises ValueError for several sizes."""
     sizes = sorted({size_text(row) for row in rows})
     if len(sizes) > 1:
         raise ValueError(f"{name} holds pictures of sizes {' and '.join(sizes)}; they must be of one size")

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from ..denoisers.guidance import Guidance
-from ..schedulers import Path, Sampler, Schedule, sampler_by_name
+from ..schedulers import Sampler, Schedule, sampler_by_name
+from .edit import References, begins_with_image
+from .ends import Ends
 from .family import Family
-from .pictures import read_masks, read_pictures, size_text, spread
+from .pictures import read_masks, read_pictures, size_text, spread, stacked
 from .recipe import Recipe
 from .request import Request
 from .result import OutputType
-
-FAMILY_PATH: Path = "flow"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,9 +33,10 @@ class Plan:
     """Every choice of a run. One entry per picture in `prompts`, `negative_prompts`, `seeds`, and `rows` (its prompt's
     number).
 
-    `schedule` is what is run of `full_schedule`: its end where `strength` is below 1, None where it is 0.
-    `negative_prompts` are None where the guidance needs none; `unexpanded` are the prompts before a language model
-    rewrote them, None where none did; `second_prompts` are the texts in `prompt_2`, None where it is not given.
+    `schedule` is what is run of `full_schedule`: its end where `strength` is below 1, None where it is 0; the part
+    between `denoising_start` and `denoising_end`. `negative_prompts` are None where none are given, or the guidance
+    needs none; `unexpanded` are the prompts before a language model rewrote them, None where none did; `second_prompts`
+    are the texts in `prompt_2`, None where it is not given.
     """
 
     width: int
@@ -60,46 +61,61 @@ class Plan:
         return len(self.seeds)
 
 
-def make_plan(request: Request, recipe: Recipe, inputs: Inputs | None, *, family: Family, downsampling: int) -> Plan:
+def make_plan(
+    request: Request,
+    recipe: Recipe,
+    inputs: Inputs | None,
+    references: References | None = None,
+    *,
+    family: Family,
+    ends: Ends,
+    downsampling: int,
+) -> Plan:
     """The plan of a request; `downsampling` is the pixels a side per latent cell.
 
     Raises:
         ValueError: a size or a schedule that the model cannot do, or an unknown sampler.
     """
-    width, height = _size(request, recipe, inputs)
-    full = _schedule(request, recipe, family, (width // downsampling) * (height // downsampling))
-    strength = None if inputs is None else float(recipe.strength if request.strength is None else request.strength)
+    width, height = _size(request, recipe, inputs, references)
+    full = _schedule(request, recipe, family, ends, (width // downsampling) * (height // downsampling))
+    strength = None if inputs is None else _strength(request, recipe)
+    run = full if strength is None else family.late(full, strength) if strength > 0 else None
     guidance = family.guidance(request, recipe)
     rows = tuple(prompt for prompt in range(request.num_prompts) for _ in range(request.num_images_per_prompt))
     prompts = request.prompts or ("",) * request.num_prompts
-    negatives = request.negative_prompts
+    negatives, has_negative = request.negative_prompts, guidance.needs_negative and request.negative_prompt is not None
     return Plan(
         width=width,
         height=height,
         prompts=tuple(prompts[row] for row in rows),
-        negative_prompts=tuple(negatives[row] for row in rows) if guidance.needs_negative else None,
+        negative_prompts=tuple(negatives[row] for row in rows) if has_negative else None,
         rows=rows,
         seeds=_seeds(request),
         full_schedule=full,
-        schedule=full if strength is None else family.late(full, strength) if strength > 0 else None,
+        schedule=None if run is None else ends.part(run, request.denoising_start, request.denoising_end),
         sampler=_sampler(request, recipe),
         guidance=guidance,
         strength=strength,
         output_type=request.output_type,
         second_prompts=None if request.prompt_2 is None else tuple(request.second_prompts[row] for row in rows),
-        warnings=(*_warnings(request, guidance), *family.warnings(request)),
+        warnings=(
+            *_warnings(request, guidance),
+            *family.warnings(request),
+            *(() if references is None else references.warnings),
+        ),
     )
 
 
-def read_inputs(request: Request) -> Inputs | None:
-    """The pictures of a request, None for text-to-image.
+def read_inputs(request: Request, references: References | None = None) -> Inputs | None:
+    """The pictures that a request starts from, None where it starts from noise; an editing one starts from the first of
+    its pictures.
 
     Raises:
         ValueError: not pictures, of different sizes, or a number of them that fits neither prompts nor pictures.
     """
-    if request.image is None:
+    if request.image is None or (references is not None and not begins_with_image(request)):
         return None
-    pixels = read_pictures(request.image)
+    pixels = read_pictures(request.image) if references is None else stacked(references.firsts, "image")
     mask = None if request.mask_image is None else read_masks(request.mask_image)
     if mask is not None and mask.shape[-2:] != pixels.shape[-2:]:
         raise ValueError(f"mask_image is {size_text(mask)} and image is {size_text(pixels)}; they must be of one size")
@@ -127,8 +143,8 @@ def _is_fresh(generator: torch.Generator) -> bool:
     return torch.equal(generator.get_state(), torch.Generator().manual_seed(generator.initial_seed()).get_state())
 
 
-def _size(request: Request, recipe: Recipe, inputs: Inputs | None) -> tuple[int, int]:
-    default_width, default_height = (recipe.width, recipe.height)
+def _size(request: Request, recipe: Recipe, inputs: Inputs | None, references: References | None) -> tuple[int, int]:
+    default_width, default_height = (recipe.width, recipe.height) if references is None else references.size
     if inputs is not None:
         default_height, default_width = inputs.pixels.shape[-2:]
     width = default_width if request.width is None else request.width
@@ -141,12 +157,20 @@ def _size(request: Request, recipe: Recipe, inputs: Inputs | None) -> tuple[int,
     return recipe.check_side(f"{prefix}width", width), recipe.check_side(f"{prefix}height", height)
 
 
-def _schedule(request: Request, recipe: Recipe, family: Family, num_cells: int) -> Schedule:
+def _strength(request: Request, recipe: Recipe) -> float:
+    if request.strength is not None:
+        return float(request.strength)
+    if request.mask_image is not None and recipe.inpaint_strength is not None:
+        return recipe.inpaint_strength
+    return recipe.strength
+
+
+def _schedule(request: Request, recipe: Recipe, family: Family, ends: Ends, num_cells: int) -> Schedule:
     if request.schedule is None:
         return family.schedule(request, recipe, num_cells)
-    if request.schedule.path != FAMILY_PATH:
+    if request.schedule.path != ends.path:
         raise ValueError(
-            f"schedule is on the {request.schedule.path} path; this model needs one on the {FAMILY_PATH} path"
+            f"schedule is on the {request.schedule.path} path; this model needs one on the {ends.path} path"
         )
     return request.schedule
 

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..schedulers import sampler_names
+from ..schedulers import Sampler, sampler_names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Defaults of one model. Sizes are pixels a side; `strength` is the default for image-to-image and inpainting."""
+    """Defaults of one model. Sizes are pixels a side; `strength` is the default for image-to-image, and for inpainting
+    where `inpaint_strength` is None."""
 
     width: int = 128
     height: int = 128
@@ -20,9 +21,10 @@ class Recipe:
     num_inference_steps: int = 10
     guidance_scale: float = 3.0
     guidance_rescale: float = 0.0
-    sampler: str = "euler"
+    sampler: str | Sampler = "euler"
     shift: float = 1.0
     strength: float = 0.8
+    inpaint_strength: float | None = None
 
     @classmethod
     def from_config(cls, entries: Mapping[str, object]) -> "Recipe":
@@ -31,11 +33,12 @@ class Recipe:
         Raises:
             ValueError: an unknown entry, or one of the wrong type; sizes, steps or a sampler that no request could use.
         """
-        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
+        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)} | {"inpaint_strength": float}
         unknown = sorted(set(entries) - set(kinds))
         if unknown:
             raise ValueError(f"recipe has unknown entries {', '.join(unknown)}; known are {', '.join(kinds)}")
-        recipe = cls(**{name: _converted(name, value, kinds[name]) for name, value in entries.items()})
+        given = {name: value for name, value in entries.items() if (name, value) != ("inpaint_strength", None)}
+        recipe = cls(**{name: _converted(name, value, kinds[name]) for name, value in given.items()})
         recipe._check()
         return recipe
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy
 
-from ..denoisers.guidance import ClassifierFree, Distilled, Guidance, Unguided
+from ..denoisers.guidance import ClassifierFree, Distilled, Guidance, NormLimit, TokenNorm, Unguided
+from ..denoisers.skip_layers import SkipLayers
 from ..schedulers import Sampler, sampler_classes
 from .family import COMMON
 from .files import manifest_of, open_image
@@ -18,10 +19,11 @@ from .result import GRID_GAP, Result, grid
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from .arguments import Pictures
+    from .arguments import PictureLists, Pictures
     from .image import ImagePipeline
 
 LOSSY = ("JPEG",)
+GUIDANCES = (Unguided, ClassifierFree, Distilled, NormLimit, TokenNorm, SkipLayers)
 COMPARED = ("calotype", "torch", "python", "weights", "device", "dtype", "attention", "threads", "sigmas")
 
 
@@ -49,15 +51,15 @@ class Replay:
 def replay(
     path: str | Path,
     *,
-    image: "Pictures | None" = None,
+    image: "Pictures | PictureLists | None" = None,
     mask_image: "Pictures | None" = None,
     pipeline: "ImagePipeline | None" = None,
     progress: bool = False,
 ) -> Replay:
     """Runs a picture's manifest again and compares the pixels.
 
-    `image` and `mask_image`: the inputs of an image-to-image or inpainting run, the very same, one or several in their
-    order (digests are checked).
+    `image` and `mask_image`: the inputs of an image-to-image, inpainting or editing run, the very same, one or several
+    in their order (digests are checked).
     `pipeline`: run on this one; default is to load the model that the manifest names. `progress`: a bar on stderr.
 
     Raises:
@@ -91,18 +93,20 @@ class Arguments:
     manifest: Manifest
     sampler: Sampler
     guidance: Guidance
-    image: "Pictures | None"
+    image: "Pictures | PictureLists | None"
     mask_image: "Pictures | None"
 
     @classmethod
-    def of(cls, manifest: Manifest, *, image: "Pictures | None", mask_image: "Pictures | None") -> "Arguments":
+    def of(
+        cls, manifest: Manifest, *, image: "Pictures | PictureLists | None", mask_image: "Pictures | None"
+    ) -> "Arguments":
         """Checks that everything is there, before anything is loaded."""
         given = {"image": image, "mask_image": mask_image}
         _check_inputs(manifest, given)
         return cls(
             manifest=manifest,
             sampler=cast(Sampler, rebuild(manifest.sampler, sampler_classes())),
-            guidance=cast(Guidance, rebuild(manifest.guidance, (Unguided, ClassifierFree, Distilled))),
+            guidance=cast(Guidance, rebuild(manifest.guidance, GUIDANCES)),
             image=image,
             mask_image=mask_image,
         )
@@ -189,7 +193,7 @@ def _load(manifest: Manifest) -> "ImagePipeline":
     return load(manifest.model, device=manifest.device, dtype=manifest.dtype, attention=attention)
 
 
-def _check_inputs(manifest: Manifest, given: Mapping[str, "Pictures | None"]) -> None:
+def _check_inputs(manifest: Manifest, given: Mapping[str, object]) -> None:
     for name in manifest.inputs:
         if name not in given:
             raise ValueError(f"cannot replay a run that was given {name}: the file holds only its digest")

@@ -1,9 +1,8 @@
 """One call's arguments, checked before anything is computed."""
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -14,15 +13,18 @@ from ..language.expansion import PromptExpander
 from ..schedulers.base import Sampler, Schedule
 from .arguments import ImageArguments, check_names
 from .result import OUTPUT_TYPES, OutputType
+from .values import is_instance, is_int, is_number, kind, plain
 
 if TYPE_CHECKING:
-    from .arguments import Pictures
+    from .arguments import PictureLists, Pictures
 
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 1000
 _NUMBERS = (
     *("height", "width", "num_inference_steps", "num_images_per_prompt"),
     *("guidance_scale", "true_cfg_scale", "guidance_rescale", "strength", "sigmas", "seed", "max_sequence_length"),
+    *("cfg_normalization", "cfg_truncation", "clip_skip", "original_size", "target_size", "crops_coords_top_left"),
+    *("aesthetic_score", "denoising_start", "denoising_end"),
 )
 
 
@@ -36,12 +38,21 @@ class Request:
     - `prompt_2`: another text for the model's second text encoder, one for all prompts, or one per prompt.
     - `height`, `width`: pixels; with an `image` its own size.
     - `guidance_scale`, `guidance_rescale`: classifier-free guidance, or the value that a guidance-distilled model is
-      told; `true_cfg_scale`: classifier-free guidance on top of that; or `guidance`, an object, instead of all three.
-    - `max_sequence_length`: tokens that the model's language encoder reads.
+      told; `true_cfg_scale`: classifier-free guidance on top of that; or `guidance`, an object, instead of all three,
+      and of Z-Image's `cfg_normalization` (a guided slope is at most so many times as long as the conditional one;
+      True: 1, 0 or False: any length) and `cfg_truncation` in 0..1 (no guidance where less than 1 - it is noise).
+    - `max_sequence_length`: tokens that the model's language encoder reads. `clip_skip`: layers of CLIP to leave out
+      for `prompt` (not for `negative_prompt`, as diffusers does).
+    - `original_size`, `target_size` (height, width) and `crops_coords_top_left` (y, x): pixels that SDXL is told; its
+      refiner is told an `aesthetic_score` for the second.
+    - `denoising_end`: end after this share of the training time; the result's latents go on as the `image` of a run
+      with that `denoising_start` (a base model, then its refiner).
     - `seed`: an int (further pictures count up from it), or one per picture; or `generator`, a CPU generator per
       picture, whose state is copied, never changed. Neither: a random seed, which the result records.
     - `image`: start from it (one for all, one per prompt, or one per picture): PIL, array [H, W, 3], tensor [3, H, W],
       floats in 0..1, or a file. `strength` in 0..1: how much of the schedule is run; 0 is the autoencoder's round trip.
+      Models that edit look at it instead: at one picture, a list of them, or a list of lists, one for each prompt; with
+      `strength` or `mask_image` they start from the first one as well.
     - `mask_image`: white (over a half) is painted anew, black keeps the image's pixels exactly. Same size as the image.
     - `latents` [N, C, F, h, w] or [N, C, h, w]: standard normal initial noise instead of drawing it.
     - `sigmas`: falling noise levels, or `schedule`, an object; `sampler`: an object or a name.
@@ -62,12 +73,21 @@ class Request:
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     true_cfg_scale: float | None = None
+    cfg_normalization: float | bool | None = None
+    cfg_truncation: float | None = None
     guidance_rescale: float | None = None
     num_images_per_prompt: int = 1
-    image: "Pictures | None" = None
+    image: "Pictures | PictureLists | None" = None
     mask_image: "Pictures | None" = None
     strength: float | None = None
     max_sequence_length: int | None = None
+    clip_skip: int | None = None
+    original_size: Sequence[int] | None = None
+    target_size: Sequence[int] | None = None
+    crops_coords_top_left: Sequence[int] | None = None
+    aesthetic_score: float | None = None
+    denoising_start: float | None = None
+    denoising_end: float | None = None
     latents: Tensor | None = None
     sigmas: Sequence[float] | None = None
     output_type: OutputType = "pil"
@@ -100,7 +120,7 @@ class Request:
     def __post_init__(self) -> None:
         values: Mapping[str, object] = vars(self)
         for name in _NUMBERS:
-            object.__setattr__(self, name, _plain(values[name]))
+            object.__setattr__(self, name, plain(values[name]))
         for check in _CHECKS:
             check(self)
 
@@ -154,7 +174,7 @@ class Request:
 def _check_prompts(request: Request) -> None:
     given = request.conditioning
     if given is not None and not isinstance(cast(object, given), Prompt | Conditioning):
-        raise ValueError(f"conditioning is of type {_kind(given)}; it must be a Prompt or a Conditioning")
+        raise ValueError(f"conditioning is of type {kind(given)}; it must be a Prompt or a Conditioning")
     if (request.prompt is None) == (given is None):
         raise ValueError("give either prompt or conditioning" + (", not both" if given is not None else ""))
     if request.prompt is not None:
@@ -199,10 +219,8 @@ def _check_expand(request: Request) -> None:
     given = request.expand
     if given is None:
         return
-    if not _is_instance(given, PromptExpander):
-        raise ValueError(
-            f"expand is of type {_kind(given)}; it must be a language model (calotype.load_language_model)"
-        )
+    if not is_instance(given, PromptExpander):
+        raise ValueError(f"expand is of type {kind(given)}; it must be a language model (calotype.load_language_model)")
     if request.prompt_2 is not None:
         raise ValueError(
             "expand: it rewrites the prompt alone; leave out prompt_2, so that both encoders read the result"
@@ -218,9 +236,10 @@ def _check_counts(request: Request) -> None:
         ("num_inference_steps", request.num_inference_steps),
         ("num_images_per_prompt", request.num_images_per_prompt),
         ("max_sequence_length", request.max_sequence_length),
+        ("clip_skip", request.clip_skip),
     ):
         optional = name != "num_images_per_prompt"
-        if not (_is_int(value) or (optional and value is None)):
+        if not (is_int(value) or (optional and value is None)):
             raise ValueError(f"{name} is {value!r}; it must be a whole number")
     for name, value in (
         ("num_inference_steps", request.num_inference_steps),
@@ -232,18 +251,22 @@ def _check_counts(request: Request) -> None:
 
 def _check_guidance(request: Request) -> None:
     given = request.guidance
-    if not (given is None or _is_instance(given, Guidance)):
+    if not (given is None or is_instance(given, Guidance)):
         raise ValueError(f"guidance is {given!r}; it must be an object such as ClassifierFree(3.0)")
-    for name in ("guidance_scale", "true_cfg_scale", "guidance_rescale"):
+    for name in ("guidance_scale", "true_cfg_scale", "guidance_rescale", "cfg_normalization", "cfg_truncation"):
         value: float | None = vars(request)[name]
         if value is None:
             continue
-        if not _is_number(value):
+        if not (is_number(value) or (name == "cfg_normalization" and isinstance(value, bool))):
             raise ValueError(f"{name} is {value!r}; it must be a finite number")
         if request.guidance is not None:
             raise ValueError(f"{name}: guidance, an object, already says it; give one of the two")
     if request.guidance_rescale is not None and not 0 <= request.guidance_rescale <= 1:
         raise ValueError(f"guidance_rescale is {request.guidance_rescale}; it must be from 0 to 1")
+    if request.cfg_normalization is not None and request.cfg_normalization < 0:
+        raise ValueError(f"cfg_normalization is {request.cfg_normalization}; it must be at least 0")
+    if request.cfg_truncation is not None and not 0 <= request.cfg_truncation <= 1:
+        raise ValueError(f"cfg_truncation is {request.cfg_truncation}; it must be from 0 to 1")
 
 
 def _check_image(request: Request) -> None:
@@ -252,7 +275,7 @@ def _check_image(request: Request) -> None:
             if value is not None:
                 raise ValueError(f"{name}: it needs an image to work on; give image as well")
     strength = request.strength
-    if strength is not None and not (_is_number(strength) and 0 <= strength <= 1):
+    if strength is not None and not (is_number(strength) and 0 <= strength <= 1):
         raise ValueError(f"strength is {strength!r}; it must be from 0 to 1")
 
 
@@ -266,7 +289,7 @@ def _check_seeds(request: Request) -> None:
     if seed is not None:
         seeds = (seed,) if not isinstance(seed, Sequence) else tuple(seed)
         for value in seeds:
-            if not (_is_int(value) and 0 <= value <= MAX_SEED - count):
+            if not (is_int(value) and 0 <= value <= MAX_SEED - count):
                 raise ValueError(f"seed is {value!r}; it must be a whole number from 0 to {MAX_SEED - count}")
         if isinstance(seed, Sequence) and len(seeds) != count:
             raise ValueError(
@@ -282,12 +305,12 @@ def _check_seeds(request: Request) -> None:
 def _check_schedule(request: Request) -> None:
     sigmas, schedule, steps = request.sigmas, request.schedule, request.num_inference_steps
     if schedule is not None and not isinstance(cast(object, schedule), Schedule):
-        raise ValueError(f"schedule is of type {_kind(schedule)}; it must be a Schedule")
+        raise ValueError(f"schedule is of type {kind(schedule)}; it must be a Schedule")
     if sigmas is not None and schedule is not None:
         raise ValueError("sigmas and schedule: give one of the two")
     if sigmas is not None and not isinstance(cast(object, sigmas), Sequence):
-        raise ValueError(f"sigmas is of type {_kind(sigmas)}; it must be a list of numbers")
-    if sigmas is not None and not (len(sigmas) and all(_is_number(value) for value in sigmas)):
+        raise ValueError(f"sigmas is of type {kind(sigmas)}; it must be a list of numbers")
+    if sigmas is not None and not (len(sigmas) and all(is_number(value) for value in sigmas)):
         raise ValueError(f"sigmas is {list(sigmas)}; it must be a list of at least one finite number")
     num_given = schedule.num_steps if schedule is not None else _num_steps(sigmas) if sigmas is not None else steps
     if steps is not None and steps != num_given:
@@ -297,13 +320,8 @@ def _check_schedule(request: Request) -> None:
 
 def _check_sampler(request: Request) -> None:
     given = request.sampler
-    if not (given is None or isinstance(given, str) or _is_instance(given, Sampler)):
+    if not (given is None or isinstance(given, str) or is_instance(given, Sampler)):
         raise ValueError(f"sampler is {given!r}; it must be an object such as Heun(), or a name")
-
-
-def _is_instance(value: object, kind: type) -> bool:
-    """Whether it is an object of that kind, not the class (which has the same attributes, so that protocols match)."""
-    return isinstance(value, kind) and not isinstance(value, type)
 
 
 def _check_output(request: Request) -> None:
@@ -313,7 +331,7 @@ def _check_output(request: Request) -> None:
     if latents is None:
         return
     if not isinstance(latents, Tensor) or latents.ndim not in (4, 5) or latents.dtype not in _LATENT_DTYPES:
-        raise ValueError(f"latents is {_kind(latents)}; it must be a float tensor [N, C, F, h, w] or [N, C, h, w]")
+        raise ValueError(f"latents is {kind(latents)}; it must be a float tensor [N, C, F, h, w] or [N, C, h, w]")
     if latents.layout is not torch.strided or latents.is_meta:
         raise ValueError("latents is a sparse tensor, or one without values; it must be a dense one")
     if latents.shape[0] != request.num_images:
@@ -342,12 +360,12 @@ def _check_strings(name: str, value: object) -> None:
     if isinstance(value, str):
         return
     if not isinstance(value, Sequence):
-        raise ValueError(f"{name} is of type {_kind(value)}; it must be a string or a list of strings")
+        raise ValueError(f"{name} is of type {kind(value)}; it must be a string or a list of strings")
     if not value:
         raise ValueError(f"{name} is an empty list; it takes at least one string")
     for item in cast(Sequence[object], value):
         if not isinstance(item, str):
-            raise ValueError(f"{name} holds {item!r} of type {_kind(item)}; it must be a string or a list of strings")
+            raise ValueError(f"{name} holds {item!r} of type {kind(item)}; it must be a string or a list of strings")
 
 
 def _strings(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -358,26 +376,5 @@ def _num_steps(sigmas: Sequence[float]) -> int:
     return len(sigmas) - 1 if sigmas[-1] == 0 else len(sigmas)
 
 
-def _plain(value: object) -> object:
-    """Numbers of torch and numpy, and lists of numbers, as Python's own (a copy); anything else as it is."""
-    import numpy
-
-    if isinstance(value, Tensor | numpy.ndarray | numpy.generic):
-        value = value.tolist()
-    return [_plain(item) for item in cast(Sequence[object], value)] if isinstance(value, list | tuple) else value
-
-
 def _is_given(value: object, default: object) -> bool:
     return value is not None and not (isinstance(value, int | str) and value == default)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _kind(value: object) -> str:
-    return f"tensor {tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__

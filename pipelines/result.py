@@ -52,7 +52,7 @@ class Result:
         if isinstance(self.images, list):
             return self.images
         pixels = self.images if isinstance(self.images, Tensor) else torch.from_numpy(self.images).permute(0, 3, 1, 2)
-        return _to_pil(pixels.float())
+        return to_pil(pixels.float())
 
     def save(self, path: str | Path) -> tuple[Path, ...]:
         """Writes every picture with its own manifest; returns the files written. Existing files are replaced.
@@ -123,10 +123,11 @@ def to_images(pixels: Tensor, output_type: OutputType) -> "Images | None":
         return unit
     if output_type == "np":
         return unit.permute(0, 2, 3, 1).contiguous().numpy()
-    return _to_pil(unit)
+    return to_pil(unit)
 
 
-def _to_pil(unit: Tensor) -> "list[Image]":
+def to_pil(unit: Tensor) -> "list[Image]":
+    """Pixels [B, 3, H, W] in 0..1, in 8 bits."""
     from PIL import Image
 
     rows = (unit.cpu() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()

@@ -4,7 +4,7 @@ Legend: N pictures, C latent channels, h w latent cells.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, cast
@@ -16,11 +16,13 @@ from ..core.attention.base import AttentionSelector
 from ..core.stream import Runner, run_blocks
 from ..denoisers.base import Denoiser
 from ..denoisers.guidance import Run
+from ..denoisers.hoisting import HoistingModule
 from ..schedulers import RowNoise
 from ..schedulers.base import Schedule, Slope, State, Step
 from .base import Cancelled, Encoded, ImageStep
-from .finite import NonFiniteBlockError, NonFiniteError, checked, is_finite, run_checked
-from .inpaint import keep_outside, latent_mask
+from .ends import Ends
+from .finite import CheckedRunner, NonFiniteBlockError, NonFiniteError, checked, is_finite
+from .inpaint import Kept, latent_mask
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,6 +31,7 @@ class Walk:
 
     denoiser: Denoiser[Any]
     attention: AttentionSelector
+    ends: Ends
     downsampling: int
     encoded: Encoded
 
@@ -50,9 +53,7 @@ class Walk:
         _check_cancel(cancel, None)
         start = time.perf_counter()
         with torch.no_grad():
-            x, noise = self._start(schedule)
-            slope = self._slope(schedule, run_blocks)
-            steps = self.encoded.plan.sampler(slope, x, schedule, noise, resume)
+            steps = self._steps(schedule, run_blocks, resume)
         seconds |= {"prepare": time.perf_counter() - start, "denoise": 0.0}
         previous, done = resume, None
         while True:
@@ -69,32 +70,57 @@ class Walk:
             previous, done = step.state, self._of_this_run(step, seconds)
             yield done
 
-    def _start(self, schedule: Schedule) -> tuple[Tensor, RowNoise]:
-        """Latents at the first point, and the noise that is left for the sampler; the same whenever it is called."""
+    def _steps(
+        self, schedule: Schedule, runner: Runner, resume: State | None, check: Callable[[Slope], Slope] | None = None
+    ) -> Iterator[Step]:
+        """The sampler's steps; the same whenever it is called. `check` wraps the slope that it follows."""
         noise = RowNoise.resumed(self.encoded.noise, self.encoded.shape)
-        drawn = noise.draw().to(self.encoded.device) if self.encoded.initial is None else self.encoded.initial
-        point = schedule.points[0]
-        source = self.encoded.source
-        return (point.sigma * drawn if source is None else point.noised(source, drawn)), noise
+        x, drawn = self._start(schedule, noise)
+        slope, kept = self._slope(schedule, runner), self._kept(drawn)
+        slope = slope if kept is None else kept.slope(slope)
+        sampler = self.encoded.plan.sampler
+        steps = sampler(slope if check is None else check(slope), x, schedule, noise, resume)
+        first = 0 if resume is None else resume.index
+        return steps if kept is None else map(kept.step, steps, schedule.points[first + 1 :])
+
+    def _start(self, schedule: Schedule, noise: RowNoise) -> tuple[Tensor, Tensor]:
+        """Latents at the first point, and the initial noise; leaves `noise` as the sampler takes it on."""
+        encoded, point = self.encoded, schedule.points[0]
+        if encoded.handed is not None:
+            return encoded.handed / self.ends.unit(point.sigma), encoded.handed
+        drawn = noise.draw().to(encoded.device) if encoded.initial is None else encoded.initial
+        for _ in range(encoded.num_skipped_draws):
+            noise.draw()
+        if encoded.source is None:
+            return self.ends.noise_scale(schedule) * drawn, drawn
+        return point.noised(encoded.source, drawn), drawn
 
     def _slope(self, schedule: Schedule, runner: Runner) -> Slope:
         plan = self.encoded.plan
         points = plan.sampler.evaluations(schedule)
+        runner = self.denoiser.runner(runner) if isinstance(self.denoiser, HoistingModule) else runner
         run = Run(shape=self.encoded.shape, evaluations=points, attention=self.attention, runner=runner)
-        slope = plan.guidance.bind(self.denoiser, self.encoded.prompt, run)
-        if self.encoded.mask is None or self.encoded.source is None:
-            return slope
-        repaint = latent_mask(self.encoded.mask.to(self.encoded.device), self.downsampling)
-        return keep_outside(slope, self.encoded.source, repaint)
+        return plan.guidance.bind(self.denoiser, self.encoded.prompt, run)
+
+    def _kept(self, drawn: Tensor) -> Kept | None:
+        """What the mask does not repaint, None where there is none."""
+        encoded, last = self.encoded, self.encoded.plan.full_schedule.points[-1]
+        if encoded.mask is None or encoded.source is None:
+            return None
+        return Kept(
+            x0=encoded.source,
+            noise=drawn,
+            repaint=latent_mask(encoded.mask.to(encoded.device), self.downsampling),
+            last=last.index,
+            clean=encoded.source / self.ends.unit(last.sigma),
+        )
 
     def _find_cause(self, schedule: Schedule, previous: State | None, step: Step) -> None:
         """Takes the step again from where it began, with a check per block, and raises."""
         block = "and not when the step was run again"
         try:
             with torch.no_grad():
-                x, noise = self._start(schedule)
-                slope = checked(self._slope(schedule, run_checked))
-                again = next(self.encoded.plan.sampler(slope, x, schedule, noise, previous))
+                again = next(self._steps(schedule, CheckedRunner(), previous, checked))
             if not (is_finite(again.latents) and is_finite(again.denoised)):
                 block = f"in the sampler {self.encoded.plan.sampler.name}"
         except NonFiniteBlockError as error:

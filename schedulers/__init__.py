@@ -5,7 +5,7 @@ A schedule says where to evaluate, a sampler how to get from one point to the ne
 
 from .base import Noise, Path, Point, Sampler, Schedule, Slope, State, Step
 from .checkpoint import ScheduleMaker, sampler_for, scheduler_names
-from .discrete import DiscreteConfig, discrete_schedule, final_latent_scale, initial_noise_scale
+from .discrete import DiscreteConfig, discrete_schedule, final_latent_scale, initial_noise_scale, latent_scale
 from .flow_match import FlowMatchConfig, even_sigmas, flow_match_schedule, flux2_mu, image_mu
 from .noise import RowNoise
 from .samplers import (
@@ -61,6 +61,7 @@ __all__ = [
     "flux2_mu",
     "image_mu",
     "initial_noise_scale",
+    "latent_scale",
     "sampler_by_name",
     "sampler_classes",
     "sampler_for",

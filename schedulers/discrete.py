@@ -182,7 +182,11 @@ def final_latent_scale(config: DiscreteConfig, schedule: Schedule) -> float:
 
     Where a schedule of DDIM or PNDM ends above 0, diffusers decodes x_vp, which is ours over sqrt(sigma^2 + 1).
     """
-    sigma = schedule.points[-1].sigma
+    return latent_scale(config, schedule.points[-1].sigma)
+
+
+def latent_scale(config: DiscreteConfig, sigma: float) -> float:
+    """What our latents at `sigma` are multiplied by to be diffusers' own: 1, or 1 / sqrt(sigma^2 + 1)."""
     return 1.0 if config.scheduler in EXPLODING else 1.0 / math.sqrt(sigma**2 + 1.0)
 
 

@@ -3,11 +3,12 @@
 Legend: B rows, C latent channels, F frames, H W pixels, h w latent cells.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 
+@runtime_checkable
 class Autoencoder(Protocol):
     """From pixels to latents of about zero mean and unit variance, and back."""
 

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ..core.checkpoint import Files
+from ..core.component_files import component_weights
 from ..core.copies import moved
 from ..core.loading import build_on_meta, load_weights
 from .kl_config import KLConfig, read_kl_config
 from .kl_keys import kl_key_map
 from .tiling import Tiling, tiled
-
-_STEM = "diffusion_pytorch_model"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,7 +133,7 @@ def load_kl(
     """
     folder = Path(folder)
     config = read_kl_config(folder)
-    files = _weights(folder, variant)
+    files = component_weights(folder, variant)
     try:
         module = _build(config)
     except ValueError as error:
@@ -180,22 +179,6 @@ def _build(config: KLConfig) -> nn.Module:
         return build_on_meta(lambda: build(**config.entries()))
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
         raise ValueError(f"no AutoencoderKL can be made of this config: {error}") from error
-
-
-def _weights(folder: Path, variant: str | None) -> Path:
-    """What holds the weights: folders may hold a second copy under another name."""
-    if variant is not None:
-        file = folder / f"{_STEM}.{variant}.safetensors"
-        if not file.is_file():
-            raise FileNotFoundError(f"{file}: no such file; the folder has no variant {variant!r} of its weights")
-        return file
-    for name in (f"{_STEM}.safetensors.index.json", f"{_STEM}.safetensors"):
-        if (folder / name).is_file():
-            return folder / name
-    pickled = sorted(file.name for file in folder.glob("*.bin"))
-    if pickled and not any(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder}: only pickled weights ({pickled[0]}), which are never loaded; convert them")
-    return folder
 
 
 def _dtype(module: nn.Module) -> torch.dtype:

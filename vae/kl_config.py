@@ -1,13 +1,13 @@
 """The sizes of an `AutoencoderKL`, and reading them from diffusers' config.json."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ..core.json_file import json_object
+from .kinds import FLAG, NUMBER, NUMBERS, POSITIVE, SIZE, SIZES, WORD, Kind, checked
 
 CLASS_NAME = "AutoencoderKL"
 _DOWN, _UP = "DownEncoderBlock2D", "UpDecoderBlock2D"
@@ -103,7 +103,7 @@ def kl_config(entries: Mapping[str, object]) -> KLConfig:
         if key.startswith("_") or key in ("sample_size", "down_block_types", "up_block_types"):
             continue
         if key in _KINDS:
-            values[key] = _checked(key, value)
+            values[key] = checked(key, value, _KINDS, may_be_null=_MAY_BE_NULL)
         elif value is not None:
             raise ValueError(f"the config's {key} is {value!r}; known entries are {', '.join(_KINDS)}")
     config = KLConfig(**values)
@@ -114,49 +114,23 @@ def kl_config(entries: Mapping[str, object]) -> KLConfig:
     return config
 
 
-def _checked(key: str, value: object) -> object:
-    what, fits = _KINDS[key]
-    if value is None and key in _MAY_BE_NULL:
-        return None
-    if not fits(value):
-        raise ValueError(f"the config's {key} is {value!r}; it must be {what}")
-    return tuple(cast(list[object], value)) if isinstance(value, list) else value
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and value > 0
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(cast(float, value))
-
-
-def _is_list(fits: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and value != [] and all(map(fits, cast(list[object], value)))
-
-
-_Kind = tuple[str, Callable[[object], bool]]
-_SIZE: _Kind = ("a whole number over 0", _is_size)
-_NUMBER: _Kind = ("a number", _is_number)
-_NUMBERS: _Kind = ("a list of numbers", _is_list(_is_number))
-_FLAG: _Kind = ("true or false", lambda value: isinstance(value, bool))
 _MAY_BE_NULL = ("shift_factor", "latents_mean", "latents_std")
-_KINDS: Mapping[str, _Kind] = {
-    "in_channels": _SIZE,
-    "out_channels": _SIZE,
-    "latent_channels": _SIZE,
-    "block_out_channels": ("a list of whole numbers over 0", _is_list(_is_size)),
-    "layers_per_block": _SIZE,
-    "norm_num_groups": _SIZE,
-    "act_fn": ("a word", lambda value: isinstance(value, str)),
-    "scaling_factor": ("a number over 0", lambda value: _is_number(value) and cast(float, value) > 0),
-    "shift_factor": _NUMBER,
-    "latents_mean": _NUMBERS,
-    "latents_std": _NUMBERS,
-    "force_upcast": _FLAG,
-    "use_quant_conv": _FLAG,
-    "use_post_quant_conv": _FLAG,
-    "mid_block_add_attention": _FLAG,
+_KINDS: Mapping[str, Kind] = {
+    "in_channels": SIZE,
+    "out_channels": SIZE,
+    "latent_channels": SIZE,
+    "block_out_channels": SIZES,
+    "layers_per_block": SIZE,
+    "norm_num_groups": SIZE,
+    "act_fn": WORD,
+    "scaling_factor": POSITIVE,
+    "shift_factor": NUMBER,
+    "latents_mean": NUMBERS,
+    "latents_std": NUMBERS,
+    "force_upcast": FLAG,
+    "use_quant_conv": FLAG,
+    "use_post_quant_conv": FLAG,
+    "mid_block_add_attention": FLAG,
 }
 
 _LEVELS = (128, 256, 512, 512)

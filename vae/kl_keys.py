@@ -11,7 +11,8 @@ from ..core.key_map import KeyMap, Layout, Reshape, Rule
 _ATTENTION = "{side}.mid_block.attentions.{i}"
 _OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 _ORIGINAL_ATTENTION = {"q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
-_PREFIXES = ("", "first_stage_model.", "vae.")
+PREFIXES = ("first_stage_model.", "vae.")
+"""What whole checkpoints put before the names of an autoencoder."""
 # The other parts of whole checkpoints (the last: schedules and counters), and what is kept for training alone.
 _OTHERS = (
     "model.{any*}",
@@ -30,7 +31,7 @@ def kl_key_map(levels: int) -> KeyMap:
     return KeyMap(
         (
             Layout("diffusers", tuple(_diffusers())),
-            Layout("original", tuple(_original(levels)), drops=_OTHERS, prefixes=_PREFIXES),
+            Layout("original", tuple(_original(levels)), drops=_OTHERS, prefixes=("", *PREFIXES)),
         )
     )
 

@@ -21,9 +21,10 @@ from ..stream import BlockInputs, Cache, Stream
 class DecoderConfig:
     """Sizes of one block.
 
-    `qk_norm` normalises each head's queries and keys; `sandwich` also normalises each sublayer's output; norms multiply
-    by weight + `norm_offset`; `qkv_bias` adds the only bias there is; scores are multiplied by `attention_scale` (None:
-    head_width^-0.5); `experts` replace the MLP.
+    `qk_norm` normalises each head's queries and keys, with an epsilon of its own where `qk_norm_eps` is given;
+    `sandwich` also normalises each sublayer's output; norms multiply by weight + `norm_offset`; `qkv_bias` adds
+    biases to queries, keys and values, `bias` to the attention's output and the MLP; scores are multiplied by
+    `attention_scale` (None: head_width^-0.5); `experts` replace the MLP.
     """
 
     width: int
@@ -34,8 +35,10 @@ class DecoderConfig:
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
     qk_norm: bool = False
+    qk_norm_eps: float | None = None
     sandwich: bool = False
     qkv_bias: bool = False
+    bias: bool = False
     activation: Activation = "silu"
     attention_scale: float | None = None
     experts: ExpertsConfig | None = None
@@ -49,6 +52,11 @@ class DecoderConfig:
     def norm(self, width: int) -> RMSNorm:
         """A new norm of this block."""
         return RMSNorm(width, eps=self.norm_eps, offset=self.norm_offset)
+
+    def head_norm(self) -> nn.Module:
+        """A new norm of each head's queries or keys, where there is one."""
+        eps = self.norm_eps if self.qk_norm_eps is None else self.qk_norm_eps
+        return RMSNorm(self.head_width, eps=eps, offset=self.norm_offset) if self.qk_norm else nn.Identity()
 
 
 class DecoderBlock(nn.Module):
@@ -87,7 +95,7 @@ class DecoderBlock(nn.Module):
 def _feed_forward(config: DecoderConfig) -> GatedMLP | MixtureOfExperts:
     if config.experts is not None:
         return MixtureOfExperts(config.width, config.experts, activation=config.activation)
-    return GatedMLP(config.width, config.hidden, activation=config.activation)
+    return GatedMLP(config.width, config.hidden, bias=config.bias, activation=config.activation)
 
 
 class SelfAttention(nn.Module):
@@ -99,9 +107,9 @@ class SelfAttention(nn.Module):
         self.scale = config.head_width**-0.5 if config.attention_scale is None else config.attention_scale
         num_heads = config.heads + 2 * config.kv_heads
         self.qkv = Linear(config.width, num_heads * config.head_width, bias=config.qkv_bias)
-        self.output = Linear(config.heads * config.head_width, config.width, bias=False)
-        self.query_norm = config.norm(config.head_width) if config.qk_norm else nn.Identity()
-        self.key_norm = config.norm(config.head_width) if config.qk_norm else nn.Identity()
+        self.output = Linear(config.heads * config.head_width, config.width, bias=config.bias)
+        self.query_norm = config.head_norm()
+        self.key_norm = config.head_norm()
 
     def forward(self, x: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
         """[B, L, D] to [B, L, D]."""

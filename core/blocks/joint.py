@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.base import AttentionCall
-from ..mlp import GELUMLP
+from ..mlp import GELU, Feedforward
 from ..norms import LayerNorm, RMSNorm
 from ..rotary import apply_rotary
 from ..stream import BlockInputs, Cache, Stream
@@ -20,13 +20,15 @@ FLOAT16_MAX = 65504
 
 @dataclass(frozen=True, kw_only=True)
 class JointConfig:
-    """Sizes of one block; D = heads * head_width."""
+    """Sizes of one block, and what its linear layers are; D = heads * head_width."""
 
     heads: int
     head_width: int
     hidden: int
     norm_eps: float = 1e-6
     qk_norm: bool = True
+    mlp: Feedforward = GELU()  # noqa: RUF009 (immutable)
+    bias: bool = True
 
     @property
     def width(self) -> int:
@@ -58,34 +60,47 @@ class JointBlock(nn.Module):
         x, context = x + x_attention.after(mine), context + context_attention.after(theirs)
         x = x + x_mlp.after(self.x.mlp(x_mlp.before(self.norm(x))))
         context = context + context_mlp.after(self.context.mlp(context_mlp.before(self.norm(context))))
-        return Stream(x=x, context=within_float16(context))
+        return Stream(x=within_float16(x), context=within_float16(context))
 
     def _attend(self, x: Tensor, context: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> tuple[Tensor, Tensor]:
         """Attention of the tokens of both, [B, L, D] and [B, Lc, D] to the same."""
-        queries_keys, values = (
-            torch.cat(both, dim=2) for both in zip(self.x.heads(x), self.context.heads(context), strict=True)
-        )
-        joined = attend(queries_keys, values, prepared, cache, i)
-        mine, theirs = joined.split((x.shape[1], context.shape[1]), dim=1)
+        mine, theirs = attend_together(self.x.heads(x), self.context.heads(context), prepared, cache, i)
         return self.x.output(mine), self.context.output(theirs)
 
 
-class JointStream(nn.Module):
-    """What one of the two streams has of its own; queries, keys and values are one matrix, in this order."""
+class JointHeads(nn.Module):
+    """Queries, keys and values of one stream, as one matrix, in this order."""
 
     def __init__(self, config: JointConfig) -> None:
         super().__init__()
         width = config.width
         self.config = config
-        self.qkv = nn.Linear(width, 3 * width)
+        self.qkv = nn.Linear(width, 3 * width, bias=config.bias)
         self.query_norm = RMSNorm(config.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
         self.key_norm = RMSNorm(config.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
-        self.output = nn.Linear(width, width)
-        self.mlp = GELUMLP(width, config.hidden)
 
     def heads(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Queries then keys [B, 2 H, L, Dh], normalised, and values [B, H, L, Dh]."""
         return split_heads(self.qkv(h), self.config.heads, self.query_norm, self.key_norm)
+
+
+class JointStream(JointHeads):
+    """What one of the two streams has of its own."""
+
+    def __init__(self, config: JointConfig) -> None:
+        super().__init__(config)
+        self.output = nn.Linear(config.width, config.width, bias=config.bias)
+        self.mlp = config.mlp.build(config.width, config.hidden, bias=config.bias)
+
+
+def attend_together(
+    x: tuple[Tensor, Tensor], context: tuple[Tensor, Tensor], prepared: BlockInputs, cache: Cache, i: int
+) -> tuple[Tensor, Tensor]:
+    """Attention over the heads of x's L tokens and the context's Lc, as `attend` takes them: [B, L, D], [B, Lc, D]."""
+    queries_keys, values = (torch.cat(both, dim=2) for both in zip(x, context, strict=True))
+    joined = attend(queries_keys, values, prepared, cache, i)
+    mine, theirs = joined.split((x[1].shape[2], context[1].shape[2]), dim=1)
+    return mine, theirs
 
 
 def attend(queries_keys: Tensor, values: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:

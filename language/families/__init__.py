@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from . import gemma3, llama, mistral, qwen2, qwen3, qwen3_moe
+from . import gemma3, llama, mistral, mistral3, qwen2, qwen2_5_vl, qwen3, qwen3_moe
 from .base import Family
 
 __all__ = ["FAMILIES", "Family", "family_of"]
@@ -11,9 +11,11 @@ __all__ = ["FAMILIES", "Family", "family_of"]
 FAMILIES = (
     llama.FAMILY,
     qwen2.FAMILY,
+    qwen2_5_vl.FAMILY,
     qwen3.FAMILY,
     qwen3_moe.FAMILY,
     mistral.FAMILY,
+    mistral3.FAMILY,
     gemma3.FAMILY,
 )
 

@@ -88,6 +88,18 @@ class Entries:
         return _ACTIVATIONS[value]
 
 
+def text_entries(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of the text part of a model that also sees; those of a text model themselves.
+
+    Raises:
+        ValueError: `text_config` is not an object.
+    """
+    found: object = entries.get("text_config", entries)
+    if not isinstance(found, Mapping):
+        raise ValueError(f"the config's text_config is {found!r}; it must be an object")
+    return dict(cast(Mapping[str, Any], found))
+
+
 def plain_config(entries: Entries, *, theta: float = 10000.0, tie_embeddings: bool = False) -> LanguageModelConfig:
     """What all families share: sizes, norms, rotary embedding; `theta`, `tie_embeddings` where the config is silent."""
     width, heads = entries.size("hidden_size"), entries.size("num_attention_heads")

@@ -4,10 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
-from ...core.key_map import KeyMap
 from ..config import LanguageModelConfig
-from .base import Entries, Family, plain_config, sliding_layers
-from .keys import transformers_key_map
+from .base import Entries, Family, plain_config, sliding_layers, text_entries
+from .keys import seeing_key_map
 from .rotary import read_rotary
 
 ARCHITECTURES = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
@@ -24,12 +23,11 @@ _DEFAULTS = {
     "hidden_act": "gelu_pytorch_tanh",
     "max_position_embeddings": 131072,
 }
-_VISION = ("vision_tower.{any*}", "multi_modal_projector.{any*}")
 
 
 def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
     """The config of transformers' `Gemma3TextConfig` entries, or of the text part of `Gemma3Config` ones."""
-    text = _text(entries)
+    text = text_entries(entries)
     given = Entries(_DEFAULTS | {"hidden_act": text.get("hidden_activation", "gelu_pytorch_tanh")} | text)
     given.refuse("attention_bias", "final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention")
     everywhere, local = _rotary(text)
@@ -51,19 +49,6 @@ def config(entries: Mapping[str, Any]) -> LanguageModelConfig:
     )
 
 
-def key_map(config: LanguageModelConfig) -> KeyMap:
-    """The names of the text model, alone or inside the model that also sees (whose other weights are left out)."""
-    drops = (*_VISION, *(f"model.{name}" for name in _VISION))
-    return transformers_key_map(config, stems=("model.", "model.language_model.", ""), drops=drops)
-
-
-def _text(entries: Mapping[str, Any]) -> dict[str, Any]:
-    found: object = entries.get("text_config", entries)
-    if not isinstance(found, Mapping):
-        raise ValueError(f"the config's text_config is {found!r}; it must be an object")
-    return dict(cast(Mapping[str, Any], found))
-
-
 def _rotary(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The entries for full layers and for sliding ones; the newer spelling has one object for each."""
     given: object = text.get("rope_parameters")
@@ -82,5 +67,5 @@ FAMILY = Family(
     architectures=ARCHITECTURES,
     model_types=MODEL_TYPES,
     config=config,
-    key_map=key_map,
+    key_map=seeing_key_map,
 )

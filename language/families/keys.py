@@ -7,6 +7,7 @@ from ...core.moe import ExpertsConfig
 from ..config import LanguageModelConfig
 
 HEAD = "lm_head.weight"
+_VISION = ("vision_tower.{any*}", "multi_modal_projector.{any*}", "visual.{any*}")
 
 
 def transformers_key_map(
@@ -18,6 +19,14 @@ def transformers_key_map(
     """
     layouts = tuple(_layout(config, stem, drops) for stem in stems)
     return KeyMap(layouts)
+
+
+def seeing_key_map(config: LanguageModelConfig) -> KeyMap:
+    """The key map of a text model that is stored alone or inside the model that also sees, whose other weights are left
+    out.
+    """
+    drops = (*_VISION, *(f"model.{name}" for name in _VISION))
+    return transformers_key_map(config, stems=("model.", "model.language_model.", ""), drops=drops)
 
 
 def _layout(config: LanguageModelConfig, stem: str, drops: tuple[str, ...]) -> Layout:

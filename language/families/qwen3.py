@@ -9,7 +9,7 @@ from .base import Entries, Family, plain_config
 from .keys import transformers_key_map
 from .qwen2 import with_upper_windows
 
-ARCHITECTURES = ("Qwen3ForCausalLM",)
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3Model")
 MODEL_TYPES = ("qwen3",)
 
 

@@ -72,9 +72,11 @@ def noisy_latents(vae: PlateVAE, pixels: Tensor, generator: torch.Generator, noi
 
 
 def with_redrawn(
-    vae: PlateVAE, latents: Tensor, pixels: Tensor, redrawn: Redrawn, random: np.random.Generator
+    vae: PlateVAE, latents: Tensor, pixels: Tensor, redrawn: Redrawn | None, random: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Latents and pixels whose second half is replaced by crops that were drawn again."""
+    """Latents and pixels whose second half is replaced by crops that were drawn again, where there are any."""
+    if redrawn is None:
+        return latents, pixels
     half = len(latents) // 2
     chosen = torch.from_numpy(random.integers(len(redrawn.latents), size=len(latents) - half))
     again = redrawn.latents[chosen].float() * vae.latent_std.view(1, -1, 1, 1) + vae.latent_mean.view(1, -1, 1, 1)
@@ -133,13 +135,18 @@ def freeze_encoder(vae: PlateVAE) -> None:
     vae.encoder.zero_grad()
 
 
+def rate_factor(step: int, first: int, second: int) -> float:
+    """The share of the peak rate at a step of two phases, of `first` and `second` steps; each has its own curve."""
+    local, length = (step - first, second) if step >= first else (step, first)
+    return learning_rate(local, total=length, warm_up=50, decay_share=0.6)
+
+
 def train(arguments: argparse.Namespace, config: PlateVAEConfig | None = None) -> None:
     """Run both phases, resuming from the folder's checkpoint; `config` None: the bundled model's sizes."""
     log, path = Log(arguments.run), arguments.run / "state.safetensors"
     vae = PlateVAE(config or PlateVAEConfig())
     vae.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch's types leave it out)
-    total, first = arguments.steps + arguments.decoder_steps, arguments.steps
-    step = 0
+    total, first, step = arguments.steps + arguments.decoder_steps, arguments.steps, 0
     if arguments.start is not None:
         read_weights(vae, arguments.start)
     optimiser = make_optimiser(vae, arguments.rate)
@@ -159,14 +166,11 @@ def train(arguments: argparse.Namespace, config: PlateVAEConfig | None = None) -
                 measure_latents(vae, random, arguments.scenes)
             freeze_encoder(vae)
             optimiser = make_optimiser(vae.decoder, arguments.rate)
-        in_second = step >= first
-        local, length = (step - first, arguments.decoder_steps) if in_second else (step, first)
         for group in optimiser.param_groups:
-            group["lr"] = arguments.rate * learning_rate(local, total=length, warm_up=50, decay_share=0.6)
-        if in_second:
+            group["lr"] = arguments.rate * rate_factor(step, first, arguments.decoder_steps)
+        if step >= first:
             latents = noisy_latents(vae, pixels, generator, arguments.noise)
-            if redrawn is not None:
-                latents, pixels = with_redrawn(vae, latents, pixels, redrawn, random)
+            latents, pixels = with_redrawn(vae, latents, pixels, redrawn, random)
             loss = decoder_loss(vae, latents, pixels, energy=arguments.energy, coarse=arguments.coarse)
         else:
             loss = whole_loss(vae, pixels, generator)

@@ -67,10 +67,12 @@ def read_shard(path: Path) -> Shard:
         return Shard(latents=file.get_tensor("latents"), classes=file.get_tensor("classes"), captions=captions)
 
 
-def write_shards(vae: PlateVAE, folder: Path, shards: int, *, count: int = SHARD, seed: int = 0) -> None:
-    """Write shards 0 to `shards` - 1, those that are not there yet."""
+def write_shards(
+    vae: PlateVAE, folder: Path, shards: int, *, first: int = 0, count: int = SHARD, seed: int = 0
+) -> None:
+    """Write `shards` shards from number `first` on, those that are not there yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    for index in range(shards):
+    for index in range(first, first + shards):
         path = folder / f"latents-{index:04d}.safetensors"
         if not path.exists():
             write_shard(make_shard(vae, seed, index, count), path)
@@ -82,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vae", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--first", type=int, default=0, help="number of the first shard: other numbers, other scenes")
     parser.add_argument("--shards", type=int, default=20)
     parser.add_argument("--count", type=int, default=SHARD, help="scenes in a shard")
     parser.add_argument("--seed", type=int, default=0)
@@ -90,7 +93,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     vae = PlateVAE(PlateVAEConfig())
     read_weights(vae, arguments.vae)
-    write_shards(vae, arguments.out, arguments.shards, count=arguments.count, seed=arguments.seed)
+    first, count, seed = arguments.first, arguments.count, arguments.seed
+    write_shards(vae, arguments.out, arguments.shards, first=first, count=count, seed=seed)
 
 
 if __name__ == "__main__":

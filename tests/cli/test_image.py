@@ -105,6 +105,16 @@ def test_from_a_picture_and_a_mask(run, model: Path, photo: Path, mask: Path):
     assert numpy.array_equal(after[:, 24:], before[:, 24:]) and not numpy.array_equal(after[:, :24], before[:, :24])
 
 
+def test_several_pictures(run, fails, model: Path, photo: Path, mask: Path):
+    """In their order: one for each picture that is made, where the model starts from them."""
+    common = ("image", "a fox", "--model", model, "--seed", "1", "--strength", "0")
+    assert run(*common, "--count", "2", "--image", photo, "--image", mask, "-o", "a.png")[0] == 0
+    for file, start in (("a-1.png", photo), ("a-2.png", mask)):
+        assert run(*common, "--image", start, "-o", "b.png")[0] == 0
+        assert numpy.array_equal(numpy.asarray(open_image(file)), numpy.asarray(open_image("b.png")))
+    assert "image holds 2 pictures for 1 prompts" in fails(*common, "--image", photo, "--image", mask, "-o", "c.png")
+
+
 def test_warnings_go_to_stderr(run, model: Path):
     code, out, err = run("image", "a fox", "--model", model, "--negative", "x", "--guidance", "1", "-o", "a.png")
     assert code == 0 and len(out) == 1

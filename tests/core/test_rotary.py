@@ -144,6 +144,22 @@ def test_impossible_scalings_are_refused() -> None:
         RotaryScaling(kind="llama3", factor=2.0, original_context=8, low_frequency=4.0, high_frequency=1.0)
 
 
+def test_sections_share_the_pairs_of_one_axis_out() -> None:
+    plain = RotaryConfig(axes=(12,), theta=50.0, pairing="half")
+    shared = RotaryConfig(axes=(12,), theta=50.0, pairing="half", sections=(1, 2, 3))
+    positions = torch.tensor([[4, 0, 9], [1, 7, 2]])
+    found = rotary_table(shared, positions)
+    for pair, axis in enumerate((0, 1, 1, 2, 2, 2)):
+        assert torch.equal(found.cos[..., pair], rotary_table(plain, positions[:, axis, None]).cos[..., pair])
+    words = torch.arange(5)[:, None]
+    assert torch.equal(rotary_table(shared, words).sin, rotary_table(plain, words).sin)
+    assert torch.equal(rotary_table(shared, words.expand(-1, 3)).sin, rotary_table(plain, words).sin)
+    with pytest.raises(ValueError, match="positions have 2 axes"):
+        rotary_table(shared, positions[:, :2])
+    with pytest.raises(ValueError, match="do not make up the pairs"):
+        RotaryConfig(axes=(12,), sections=(1, 2))
+
+
 def test_grid_positions_are_row_major_and_may_start_anywhere() -> None:
     assert grid_positions((2, 1, 2)).tolist() == [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]
     assert grid_positions((1, 2), start=(7, -1)).tolist() == [[7, -1], [7, 0]]

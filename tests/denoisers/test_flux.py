@@ -11,10 +11,13 @@ from calotype.core.copies import moved
 from calotype.core.loading import build_on_meta, load_weights
 from calotype.core.weight_source import WeightSource
 from calotype.denoisers.base import Conditioning
-from calotype.denoisers.flux import HOISTED, FluxConfig, FluxDenoiser, flux_key_map
+from calotype.denoisers.flux import HOISTED, MARKS, FluxConfig, FluxDenoiser, flux_key_map
+from calotype.denoisers.hoisting import fill_denoiser
 from calotype.denoisers.patches import patchify, unpatchify
-from calotype.pipelines.flux import fill_denoiser
+from calotype.denoisers.shapes import PREFIXES, Shapes
 from calotype.schedulers import flow_schedule
+
+from ..tiny_flux import in_original_layout
 
 ENTRIES = {
     "in_channels": 32,
@@ -117,62 +120,20 @@ def test_original_files_load_as_well(pair, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-RENAMED = {
-    "img_in": "x_embedder",
-    "txt_in": "context_embedder",
-    "final_layer.linear": "proj_out",
-    "time_in.in_layer": "time_text_embed.timestep_embedder.linear_1",
-    "time_in.out_layer": "time_text_embed.timestep_embedder.linear_2",
-    "vector_in.in_layer": "time_text_embed.text_embedder.linear_1",
-    "vector_in.out_layer": "time_text_embed.text_embedder.linear_2",
-    "guidance_in.in_layer": "time_text_embed.guidance_embedder.linear_1",
-    "guidance_in.out_layer": "time_text_embed.guidance_embedder.linear_2",
-}
-STREAMS = (
-    ("img", ("to_q", "to_k", "to_v"), "to_out.0", "ff", "norm1", "norm_"),
-    ("txt", ("add_q_proj", "add_k_proj", "add_v_proj"), "to_add_out", "ff_context", "norm1_context", "norm_added_"),
-)
-
-
-def in_original_layout(weights, config):
-    """diffusers' names put into the original ones, written without the key map."""
-    out = {}
-    for leaf in ("weight", "bias"):
-        present = {new: old for new, old in RENAMED.items() if f"{old}.{leaf}" in weights}
-        out |= {f"{new}.{leaf}": weights[f"{old}.{leaf}"] for new, old in present.items()}
-        scale, shift = weights[f"norm_out.linear.{leaf}"].chunk(2)
-        out[f"final_layer.adaLN_modulation.1.{leaf}"] = torch.cat((shift, scale))
-    for i in range(config.layers):
-        out |= original_double_block(weights, i)
-    for i in range(config.single_layers):
-        out |= original_single_block(weights, i)
-    return {f"model.diffusion_model.{name}": tensor.contiguous() for name, tensor in out.items()}
-
-
-def original_double_block(weights, i):
-    old, new, out = f"transformer_blocks.{i}", f"double_blocks.{i}", {}
-    for stream, qkv, output, mlp, modulation, norm in STREAMS:
-        for leaf in ("weight", "bias"):
-            out[f"{new}.{stream}_attn.qkv.{leaf}"] = torch.cat([weights[f"{old}.attn.{n}.{leaf}"] for n in qkv])
-            out[f"{new}.{stream}_attn.proj.{leaf}"] = weights[f"{old}.attn.{output}.{leaf}"]
-            out[f"{new}.{stream}_mlp.0.{leaf}"] = weights[f"{old}.{mlp}.net.0.proj.{leaf}"]
-            out[f"{new}.{stream}_mlp.2.{leaf}"] = weights[f"{old}.{mlp}.net.2.{leaf}"]
-            out[f"{new}.{stream}_mod.lin.{leaf}"] = weights[f"{old}.{modulation}.linear.{leaf}"]
-        for n, long in (("q", "query"), ("k", "key")):
-            out[f"{new}.{stream}_attn.norm.{long}_norm.scale"] = weights[f"{old}.attn.{norm}{n}.weight"]
-    return out
-
-
-def original_single_block(weights, i):
-    old, new, out = f"single_transformer_blocks.{i}", f"single_blocks.{i}", {}
-    for leaf in ("weight", "bias"):
-        parts = [*(f"{old}.attn.to_{n}.{leaf}" for n in "qkv"), f"{old}.proj_mlp.{leaf}"]
-        out[f"{new}.linear1.{leaf}"] = torch.cat([weights[n] for n in parts])
-        out[f"{new}.linear2.{leaf}"] = weights[f"{old}.proj_out.{leaf}"]
-        out[f"{new}.modulation.lin.{leaf}"] = weights[f"{old}.norm.linear.{leaf}"]
-    for n, long in (("q", "query"), ("k", "key")):
-        out[f"{new}.norm.{long}_norm.scale"] = weights[f"{old}.attn.norm_{n}.weight"]
-    return out
+def test_files_tell_their_config(pair):
+    """In both layouts, but for the rotary axes: they are the usual shares of a head."""
+    ours, theirs = pair
+    wide = {**ENTRIES, "attention_head_dim": 32, "num_attention_heads": 2, "axes_dims_rope": (4, 14, 14)}
+    with torch.device("meta"):
+        model = type(theirs)(**wide, guidance_embeds=ours.config.guided)
+    config = FluxConfig.from_entries(dict(model.config))
+    weights = model.state_dict()
+    for layout in (weights, in_original_layout(weights, config)):
+        shapes = Shapes({name: tuple(weight.shape) for name, weight in layout.items()}).within(*PREFIXES)
+        assert MARKS.share(shapes.shapes) == 1
+        assert FluxConfig.from_shapes(shapes) == config
+    with pytest.raises(ValueError, match="heads are 20 wide; which rotary axes they have is known for 128 only"):
+        FluxConfig.from_shapes(Shapes({name: tuple(weight.shape) for name, weight in theirs.state_dict().items()}))
 
 
 def test_modulations_may_stay_in_the_file(pair, tmp_path):
@@ -181,7 +142,8 @@ def test_modulations_may_stay_in_the_file(pair, tmp_path):
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     device = torch.device("cpu")
     lean, file = build_on_meta(lambda: FluxDenoiser(ours.config)), tmp_path / "model.safetensors"
-    fill_denoiser(lean, WeightSource.for_module(lean, file, flux_key_map()), device=device, dtype=torch.float32)
+    lean.source = WeightSource.for_module(lean, file, flux_key_map())
+    fill_denoiser(lean, lean.source, HOISTED, device=device, dtype=torch.float32)
     absent = {name for name, parameter in lean.named_parameters() if parameter.is_meta}
     assert absent == {name for name, _ in ours.named_parameters() if name.startswith(HOISTED)}
     assert len(absent) == 2 * (ours.config.layers + ours.config.single_layers)

@@ -4,7 +4,7 @@ from fakes import CHANNELS, FakeDenoiser, FakeEncoder, selector
 from torch import Tensor
 
 from calotype.denoisers.base import Conditioning, Prompt
-from calotype.denoisers.guidance import ClassifierFree, Guidance, Run, Unguided, rescaled
+from calotype.denoisers.guidance import ClassifierFree, Guidance, NormLimit, Run, TokenNorm, Unguided, rescaled
 from calotype.schedulers import flow_schedule
 from calotype.schedulers.base import Slope
 
@@ -113,6 +113,40 @@ def test_rescale_is_the_formula_of_lin_et_al():
 
 def test_rescale_of_a_zero_slope_is_finite():
     assert not rescaled(torch.zeros(SHAPE), X, 1.0).any()
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_renormalised_tokens_are_as_long_as_those_of_the_prompt(batched: bool):
+    """Of 1 x 1 cells here: each has the direction of the plain formula, and c's length over the channels."""
+    guidance = ClassifierFree(6.0, batched=batched, renormalise=TokenNorm(1))
+    for d, c, plain in zip(along(guidance), CONDITIONAL, along(ClassifierFree(6.0)), strict=True):
+        torch.testing.assert_close(d.norm(dim=1), c.norm(dim=1))
+        torch.testing.assert_close(d / d.norm(dim=1, keepdim=True), plain / plain.norm(dim=1, keepdim=True))
+
+
+def test_renormalised_tokens_of_several_cells():
+    guided, c = torch.randn(2, 2, 3, 1, 4, 6, generator=torch.Generator().manual_seed(1))
+    guided[0, :, :, :2, 2:4] = 0
+    found = TokenNorm(2)(guided, c)
+    assert found.isfinite().all() and not found[0, :, :, :2, 2:4].any()
+    one = (1, slice(None), 0, slice(2, 4), slice(4, 6))
+    torch.testing.assert_close(found[one], guided[one] * c[one].norm() / guided[one].norm())
+
+
+def test_a_norm_limit_makes_only_what_is_longer_shorter():
+    """Row by row, over all cells: the second is short enough already, and the third is nothing."""
+    c, guided = torch.ones(3, 2, 1, 2, 2), torch.ones(3, 2, 1, 2, 2) * torch.tensor([3.0, 1.4, 0.0]).view(3, 1, 1, 1, 1)
+    found = NormLimit(1.5)(guided, c)
+    torch.testing.assert_close(found[0], 0.5 * guided[0])
+    assert torch.equal(found[1:], guided[1:])
+    with pytest.raises(ValueError, match="factor is 0; it must be a finite number over 0"):
+        NormLimit(0)
+
+
+def test_scale_0_is_renormalised_too():
+    """Only the length of c is left."""
+    (d, *_) = along(ClassifierFree(0.0, renormalise=TokenNorm(1)))
+    torch.testing.assert_close(d.norm(dim=1), CONDITIONAL[0].norm(dim=1))
 
 
 def test_a_missing_negative_is_an_error():

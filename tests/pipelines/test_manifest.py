@@ -56,6 +56,7 @@ def test_it_says_what_ran():
         "batched": True,
         "interval": [0.1, 0.9],
         "rescale": 0.0,
+        "renormalise": None,
     }
 
 
@@ -127,6 +128,15 @@ def test_digests(tmp_path: Path):
     zeros = torch.zeros(2, 3)
     different = [digest_input(zeros), digest_input(zeros.T), digest_input(zeros.bfloat16()), digest_input(zeros + 1)]
     assert len(set(different)) == 4
+
+
+def test_lists_of_lists_are_digested_as_such():
+    """One picture for each of two prompts is not two for both; what is alone in a list is what it is outside."""
+    one, other = torch.zeros(3), torch.ones(3)
+    assert digest_input([[one], [other]]) != digest_input([one, other])
+    assert digest_input([[one, other]]) == digest_input([one, other])
+    assert digest_input([[one]]) == digest_input(one)
+    assert digest_input([[one, other], [one]]) != digest_input([[one], [other, one]])
 
 
 def test_a_palette_is_digested_as_the_colours_that_are_seen():

@@ -6,7 +6,15 @@ import pytest
 import torch
 from PIL import Image
 
-from calotype.pipelines.pictures import read_masks, read_pictures, spread
+from calotype.pipelines.pictures import (
+    centre_crop,
+    read_lists,
+    read_masks,
+    read_pictures,
+    resized,
+    size_text,
+    spread,
+)
 
 PIXELS = numpy.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=numpy.uint8)
 EXPECTED = torch.from_numpy(PIXELS).permute(2, 0, 1)[None, :, None].float() / 255 * 2 - 1
@@ -98,3 +106,36 @@ def test_spread():
     assert spread(torch.zeros(3, 1), "image", 3, 2) == (0, 0, 1, 1, 2, 2)
     with pytest.raises(ValueError, match="mask_image holds 2 pictures for 3 prompts"):
         spread(torch.zeros(2, 1), "mask_image", 3, 2)
+
+
+def test_lists_of_pictures(tmp_path: Path):
+    """One list, or several; every form of a picture, in its own size."""
+    small, wide = Image.new("L", (3, 2), 51), numpy.full((2, 5, 3), 255, numpy.uint8)
+    small.save(tmp_path / "small.png")
+    assert [len(each) for each in read_lists(small)] == [1]
+    ((first, second, third),) = read_lists([tmp_path / "small.png", wide, small])
+    assert (first.shape, second.shape) == ((3, 2, 3), (3, 2, 5))
+    assert torch.equal(first, third) and torch.equal(first, torch.full((3, 2, 3), 0.2))
+    assert [[size_text(picture) for picture in each] for each in read_lists([[small], [wide, small]])] == [
+        ["3x2"],
+        ["5x2", "3x2"],
+    ]
+    with pytest.raises(ValueError, match="it takes either, not both"):
+        read_lists([small, [wide]])
+    with pytest.raises(ValueError, match="an empty list"):
+        read_lists([[small], []])
+    with pytest.raises(ValueError, match="image is of type int"):
+        read_lists([small, 3])
+
+
+def test_another_size_is_that_of_pillow():
+    pixels = torch.randint(0, 256, (7, 9, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
+    picture = torch.from_numpy(pixels).permute(2, 0, 1) / 255
+    expected = numpy.asarray(Image.fromarray(pixels).resize((5, 12), Image.Resampling.LANCZOS))
+    assert torch.equal(resized(picture, 5, 12), torch.from_numpy(expected.copy()).permute(2, 0, 1) / 255)
+
+
+def test_the_middle():
+    picture = torch.arange(12.0).reshape(1, 3, 4)
+    assert centre_crop(picture, 2, 2).tolist() == [[[1, 2], [5, 6]]]
+    assert torch.equal(centre_crop(picture, 4, 3), picture)

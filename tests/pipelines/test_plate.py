@@ -19,7 +19,7 @@ from calotype.denoisers.guidance import ClassifierFree
 from calotype.denoisers.plate import PlateDenoiser
 from calotype.pipelines.finite import NonFiniteError
 from calotype.pipelines.image import ImagePipeline
-from calotype.pipelines.load import bundled_folder, load, source_folder
+from calotype.pipelines.load import bundled_folder, load
 from calotype.pipelines.load_text import load_language_model
 from calotype.schedulers import sampler_names
 
@@ -228,7 +228,7 @@ def test_without_a_network(plate_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     assert load(plate_folder)("a fox").images
     assert load_language_model(plate_folder).generate("a", max_tokens=1).token_ids
-    with pytest.raises(ValueError, match="supported today"):
+    with pytest.raises(FileNotFoundError, match="'some/model' is not downloaded yet, and the hub cannot be reached"):
         load("some/model")
 
 
@@ -236,16 +236,21 @@ def test_sources(tmp_path: Path):
     (tmp_path / "diffusers").mkdir()
     (tmp_path / "diffusers" / "model_index.json").write_text('{"_class_name": "KolorsPipeline"}')
     (tmp_path / "a.safetensors").write_bytes(b"")
+    (tmp_path / "llm").mkdir()
+    (tmp_path / "llm" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     for source, looks in {
-        "black-forest-labs/FLUX.1-schnell": "which looks like a repository on the Hugging Face Hub",
-        "nowhere": "neither a model's name nor a folder that is there",
-        str(tmp_path): "a folder without a config.json or a model_index.json",
-        str(tmp_path / "diffusers"): "a diffusers folder of KolorsPipeline",
-        str(tmp_path / "a.safetensors"): "a .safetensors file",
+        str(tmp_path): r"a folder without a config.json or a model_index.json; it holds a.safetensors, .*; supported",
+        str(tmp_path / "diffusers"): "a diffusers folder of KolorsPipeline; supported today are FLUX",
+        str(tmp_path / "llm"): "a language model's folder, which calotype.load_language_model may load; supported",
     }.items():
-        with pytest.raises(ValueError, match=f"cannot load '{source}', {looks}; supported today are 'plate'"):
+        with pytest.raises(ValueError, match=f"cannot load '{source}', {looks}"):
             load(source)
-    assert source_folder(None) == source_folder("plate") == bundled_folder()
+    with pytest.raises(ValueError, match="it is empty"):
+        load(tmp_path / "a.safetensors")
+    with pytest.raises(FileNotFoundError, match=r"no file or folder 'nowhere', .*; supported today are 'plate'"):
+        load("nowhere")
+    with pytest.raises(ValueError, match="cannot load 3, of type int; supported today are 'plate'"):
+        load(3)  # type: ignore[arg-type]
     assert bundled_folder().parent.name == "plate"
 
 

@@ -27,6 +27,8 @@ def test_a_broken_off_run_goes_on_with_the_same_bytes(vae: PlateVAE, tmp_path: P
     latents.write_shards(vae, tmp_path, 2, count=2)
     assert first.stat().st_mtime_ns == kept
     assert second.read_bytes() == again != first.read_bytes()
+    latents.write_shards(vae, tmp_path / "late", 1, first=1, count=2)
+    assert (tmp_path / "late" / second.name).read_bytes() == again
 
 
 def test_a_shard_holds_the_scenes(vae: PlateVAE, tmp_path: Path) -> None:

@@ -31,11 +31,12 @@ ALSO_AT_THE_TOP = {
     "plate/training": {"numpy", "safetensors", "PIL"},
 }
 ONLY_IN_FUNCTIONS = {
-    "core": {"triton", "flash_attn", "xformers"},
+    "core": {"triton", "flash_attn", "xformers", "huggingface_hub"},
     "encoders": {"transformers"},
+    "denoisers": {"diffusers"},
     "vae": {"diffusers"},
-    "language": {"tokenizers", "transformers", "jinja2", "llguidance", "huggingface_hub"},
-    "pipelines": {"PIL", "numpy", "safetensors", "tqdm", "huggingface_hub"},
+    "language": {"tokenizers", "transformers", "jinja2", "llguidance"},
+    "pipelines": {"PIL", "numpy", "safetensors", "tqdm", "huggingface_hub", "diffusers"},
     "plate/training": {"tokenizers"},
     "calotype": {"PIL"},
 }

@@ -1,4 +1,4 @@
-"""The command line: `calotype image | text | chat | replay | models | doctor`.
+"""The command line: `calotype image | text | chat | replay | inspect | models | diff | doctor`.
 
 A mistake of the user's is one line on stderr and exit code 2; an interruption one line and 130. Nothing here imports
 torch before a command runs.
@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from . import chat, doctor, image, models, replay, text
+from . import chat, diff, doctor, image, inspect, models, replay, text
 from .common import Parser, complain
 
-COMMANDS = (image, text, chat, replay, models, doctor)
+COMMANDS = (image, text, chat, replay, inspect, models, diff, doctor)
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 

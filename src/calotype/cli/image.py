@@ -20,6 +20,7 @@ examples:
   calotype image "a fox on a beach" --negative "two foxes" --seed 7 --count 4 --grid -o foxes.png
   calotype image "a cat" --image dog.png --strength 0.6
 """
+IMAGE_HELP = "start from this picture; models that edit look at it, and at several if it is given several times"
 
 
 def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -43,7 +44,7 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--seed", type=int, help="same seed, same picture; picture k of --count gets seed + k - 1")
     parser.add_argument("--count", type=count, default=1, help="how many pictures (default 1)")
     parser.add_argument("--grid", action="store_true", help="all pictures on one sheet, in one file")
-    parser.add_argument("--image", type=Path, metavar="FILE", help="start from this picture")
+    parser.add_argument("--image", type=Path, action="append", metavar="FILE", help=IMAGE_HELP)
     parser.add_argument(
         "--mask", type=Path, metavar="FILE", help="white where --image may change, black where it stays"
     )
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         check_target(target)
     if options.mask is not None and options.image is None:
         raise ValueError("--mask says where --image may change: give --image too")
-    image = None if options.image is None else open_image(options.image)
+    image = None if options.image is None else [open_image(file) for file in options.image]
     mask = None if options.mask is None else open_image(options.mask)
     result = _compute(options, prompt, image, mask)
     for line in result.warnings:
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _compute(options: argparse.Namespace, prompt: str, image: "Image | None", mask: "Image | None") -> "Result":
+def _compute(options: argparse.Namespace, prompt: str, image: "list[Image] | None", mask: "Image | None") -> "Result":
     from ..pipelines.load import load
     from ..schedulers import sampler_by_name
 

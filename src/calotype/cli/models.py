@@ -11,8 +11,11 @@ from .common import Commands
 LOADABLE = """\
 What --model takes:
   plate         the bundled model above (the default)
-  a folder      one with the files above, such as pipe.save(folder) writes
-Other families (FLUX, Qwen-Image, Wan, ...) do not load yet; what was seen is named when one is tried."""
+  a folder      in diffusers' layout, or one with the files above, such as pipe.save(folder) writes
+  a hub id      owner/name; downloaded once, after its size was told
+Families: {families}.
+A file that holds a denoiser alone loads in Python, where the other parts are given:
+calotype.load(file, encoders=..., vae=...). What a file or folder is: calotype inspect PATH."""
 
 
 def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -25,6 +28,7 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table."""
+    from ..pipelines.families import titles
     from ..pipelines.load import bundled_folder
     from ..pipelines.plate import WEIGHTS, read_config
 
@@ -33,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     rows = [_row(folder / name) for name in WEIGHTS]
     for line in ("plate (bundled): words to pictures, and prompts to longer prompts", *rows):
         print(line)
-    for line in (*_recipe(config.get("recipe", {})), *_figures(folder.parent), "", LOADABLE):
+    for line in (*_recipe(config.get("recipe", {})), *_figures(folder.parent), "", LOADABLE.format(families=titles())):
         print(line)
     return 0
 

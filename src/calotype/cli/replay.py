@@ -20,7 +20,13 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
         allow_abbrev=False,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a picture that calotype made")
-    parser.add_argument("--image", type=Path, metavar="INPUT", help="the picture that run started from, if it did")
+    parser.add_argument(
+        "--image",
+        type=Path,
+        action="append",
+        metavar="INPUT",
+        help="the picture that run started from or looked at, if it did; several: once for each, in their order",
+    )
     parser.add_argument("--mask", type=Path, metavar="INPUT", help="the mask of that run, if it had one")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the new picture, manifest included")
     add_threads_option(parser)
@@ -35,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None:
         check_target(options.output)
     recorded = read_manifest(options.file)
-    image = None if options.image is None else open_image(options.image)
+    image = None if options.image is None else [open_image(file) for file in options.image]
     mask = None if options.mask is None else open_image(options.mask)
     from ..pipelines.replay import replay
 

@@ -1,0 +1,97 @@
+"""Modulations whose linear layers only `prepare` uses, so that their weights may stay in the checkpoint's files.
+
+Legend: E evaluations, B rows, D width.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..core.loading import fill_module
+from ..core.modulation import ShiftScaleGate
+from ..core.offload import StoredBlocks
+from ..core.stream import Block, Runner
+from ..core.weight_source import WeightSource
+
+
+class HoistingModule(nn.Module):
+    """A network whose weights with names that begin with one of `hoisted` are used by `prepare` alone.
+
+    Those that are on the meta device are read from `source` by each `prepare`; made in memory, they stay there.
+    `walked` are the lists of blocks that runners walk: their weights may be on the meta device too, and are then read
+    for each turn of a block.
+    """
+
+    hoisted: ClassVar[tuple[str, ...]] = ()
+    walked: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source: WeightSource | None = None
+
+    def fill(
+        self,
+        source: WeightSource,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        block_device: torch.device | None = None,
+    ) -> None:
+        """Gives the network, on the meta device, its weights from `source`; the hoisted ones stay there, and those of
+        the blocks where `block_device` is the meta device."""
+        stays = block_device is not None and block_device.type == "meta"
+        walked = tuple(f"{name}." for name in self.walked) if stays else ()
+        fill_denoiser(self, source, (*self.hoisted, *walked), device=device, dtype=dtype)
+        self.source = source
+
+    def runner(self, then: Runner) -> Runner:
+        """`then`, with blocks read from their files where they are not in memory."""
+        names: dict[Block, str] = {}
+        for name in self.walked:
+            for place, block in self.get_submodule(name).named_children():
+                if any(parameter.is_meta for parameter in block.parameters()):
+                    names[block] = f"{name}.{place}"
+        return then if self.source is None or not names else StoredBlocks(source=self.source, names=names, then=then)
+
+    def projected(self, name: str, h: Tensor) -> Tensor:
+        """The linear layer `name` of h, as `hoisted_linear`."""
+        return hoisted_linear(self, self.source, name, h)
+
+
+def hoisted_linear(module: nn.Module, source: WeightSource | None, name: str, h: Tensor) -> Tensor:
+    """The linear layer `name` of a module, of h; where it is on the meta device its weights are read for this.
+
+    Raises:
+        ValueError: there is nothing to read them from.
+    """
+    linear = module.get_submodule(name)
+    assert isinstance(linear, nn.Linear)
+    if not linear.weight.is_meta:
+        return linear(h)
+    if source is None:
+        raise ValueError(f"{name} has no weights, and the denoiser no source to read them from")
+    names = [f"{name}.{leaf}" for leaf, _ in linear.named_parameters()]  # the weight, and the bias where there is one
+    return functional.linear(h, *(source.read(each, dtype=h.dtype, device=h.device) for each in names))
+
+
+def gated(table: Tensor, count: int) -> list[list[ShiftScaleGate]]:
+    """Per evaluation, the `count` modulations in a table [E, B, 3 D count]; tensors [B, 1, D]."""
+    parts = table[:, :, None].chunk(3 * count, dim=-1)
+    return [
+        [
+            ShiftScaleGate(shift=parts[3 * n][e], scale=parts[3 * n + 1][e], gate=parts[3 * n + 2][e])
+            for n in range(count)
+        ]
+        for e in range(len(table))
+    ]
+
+
+def fill_denoiser(
+    denoiser: nn.Module, source: WeightSource, hoisted: tuple[str, ...], *, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Gives a denoiser on the meta device its weights; those whose names begin with one of `hoisted` stay in the files
+    of `source`, which each run reads."""
+    fill_module(denoiser, source, dtype=dtype, device=device, hoisted=lambda name: name.startswith(hoisted))
+    denoiser.requires_grad_(False).eval()

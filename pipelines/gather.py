@@ -1,0 +1,240 @@
+"""The parts of one model from wherever they lie: a folder in diffusers' layout, single files, other folders."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from ..core.checkpoint import read_checkpoint
+from ..core.component_files import has_variant, refuse_quantised, weights_files
+from ..core.shapes import Shapes
+from ..encoders.base import TextEncoder
+from ..vae.base import Autoencoder
+from ..vae.kl_keys import PREFIXES
+from .families import FolderFamily, family_of_folder
+from .finder import Finder
+from .folders import INDEX
+from .given import Given
+from .parts import Layout, Places
+
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model", "spiece.model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """What was found of a model; None is what was not."""
+
+    family: FolderFamily
+    source: Path
+    denoiser: Path | None
+    vae: Path | Autoencoder | None
+    scheduler: Path | None
+    encoders: Mapping[str, Path | TextEncoder | None]
+    tokenizers: Mapping[str, Path | None]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The parts that are needed and were not found: what each is and how it is given."""
+        layout, found = self.family.layout, list[str]()
+        if self.denoiser is None:
+            found.append(self._word("the denoiser", layout.denoiser, "denoiser=file or folder"))
+        for role, part in self.encoders.items():
+            folder = layout.encoders[role]
+            if part is None and folder not in layout.optional:
+                found.append(self._word(f"the text encoder {role!r}", folder, f"encoders={{{role!r}: folder}}"))
+        for role, part in self.tokenizers.items():
+            encoder = self.encoders[role]
+            needed = isinstance(encoder, Path) or (encoder is None and layout.encoders[role] not in layout.optional)
+            if part is None and needed:
+                word = f"the tokenizer of {role!r}"
+                found.append(self._word(word, layout.tokenizers[role], f"tokenizers={{{role!r}: folder}}"))
+        if self.vae is None:
+            found.append(self._word("the autoencoder", layout.vae, "vae=file or folder"))
+        if self.scheduler is None and is_diffusers(self.source):
+            found.append(f"folder {layout.scheduler!r}")
+        return tuple(found)
+
+    def places(self, variant: str | None) -> Places:
+        """All parts, whose files have been looked at: headers, sizes, formats.
+
+        Raises:
+            FileNotFoundError: a part of a folder is missing, or no part comes in the variant. ValueError: a part that a
+            single file lacks was not given, or a file is damaged or of a format that cannot be read.
+        """
+        self._refuse_missing()
+        assert self.denoiser is not None
+        assert self.vae is not None
+        places = Places(
+            folder=self.source if is_diffusers(self.source) else None,
+            denoiser=self.denoiser,
+            vae=self.vae,
+            scheduler=self.scheduler,
+            encoders={role: part for role, part in self.encoders.items() if part is not None},
+            tokenizers={role: part for role, part in self.tokenizers.items() if part is not None},
+            variant=variant,
+        )
+        check_files(places)
+        return places
+
+    def _word(self, what: str, folder: str, keyword: str) -> str:
+        return f"folder {folder!r} ({keyword} stands for it)" if is_diffusers(self.source) else f"{what} ({keyword})"
+
+    def _refuse_missing(self) -> None:
+        if not self.missing:
+            return
+        if is_diffusers(self.source):
+            lacks = ", and no ".join(self.missing)
+            raise FileNotFoundError(f"{self.source} has no {lacks}; {self.family.title} needs all of its parts")
+        whole = (
+            "a folder in diffusers' layout, or a hub id, as encoders= gives all encoders and tokenizers, as vae= the "
+            "autoencoder"
+        )
+        raise ValueError(
+            f"{self.source} holds the denoiser of {self.family.title}; missing are {', '.join(self.missing)}; {whole}"
+        )
+
+
+def gather(source: Path, family: FolderFamily, given: Given, finder: Finder) -> Gathered:
+    """The parts that are given, else those of `source`: a folder in diffusers' layout, or else a denoiser.
+
+    Raises:
+        FileNotFoundError, ValueError: a part that is given is not there, or is not what is needed.
+    """
+    layout, (encoders_given, tokenizers_given) = family.layout, given.of_roles(family.layout, family.title)
+    search = _Search(
+        source=source if is_diffusers(source) else None,
+        family=family,
+        given=given,
+        finder=finder,
+        encoders=_found(encoders_given, finder),
+        tokenizers=cast("dict[str, Path]", _found(tokenizers_given, finder)),
+    )
+    encoders = {role: search.encoder(role) for role in layout.encoders}
+    return Gathered(
+        family=family,
+        source=source,
+        denoiser=search.denoiser() if is_diffusers(source) else source,
+        vae=search.vae() or (source if _holds_autoencoder(source) else None),
+        scheduler=search.inside(layout.scheduler),
+        encoders=encoders,
+        tokenizers={role: search.tokenizer(role) for role in layout.tokenizers},
+    )
+
+
+def is_diffusers(path: Path) -> bool:
+    """Whether it is a folder in diffusers' layout."""
+    return (path / INDEX).is_file()
+
+
+def check_files(places: Places) -> None:
+    """Looks at all headers and sizes, before anything is loaded.
+
+    Raises:
+        FileNotFoundError: a file is missing, or no part comes in the variant. ValueError: it is damaged, or of a format
+        that cannot be read.
+    """
+    parts = (places.denoiser, places.vae, *places.encoders.values())
+    paths = [part for part in parts if isinstance(part, Path)]
+    for path in paths:
+        refuse_quantised(path)
+        read_checkpoint(weights_files(path, places.variant))
+    folders = [path for path in paths if path.is_dir()]
+    if places.variant is not None and not any(has_variant(folder, places.variant) for folder in folders):
+        raise FileNotFoundError(
+            f"none of {', '.join(map(str, folders))} has a variant {places.variant!r} of its weights"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """`source` is a folder in diffusers' layout, which has what is not given."""
+
+    source: Path | None
+    family: FolderFamily
+    given: Given
+    finder: Finder
+    encoders: Mapping[str, Path | TextEncoder]
+    tokenizers: Mapping[str, Path]
+
+    def inside(self, name: str) -> Path | None:
+        """A component of the source."""
+        return None if self.source is None else _folder(self.source / name)
+
+    def denoiser(self) -> Path | None:
+        if self.given.denoiser is None:
+            return self.inside(self.family.layout.denoiser)
+        path = self.finder.find(self.given.denoiser, lambda layout: (layout.denoiser,))
+        return _folder(path / family_of_folder(path).layout.denoiser) if is_diffusers(path) else path
+
+    def vae(self) -> Path | Autoencoder | None:
+        given = self.given.vae
+        if given is None:
+            return self.inside(self.family.layout.vae)
+        if not isinstance(given, str | Path):
+            return given
+        path = self.finder.find(given, lambda layout: (layout.vae,))
+        return _folder(path / family_of_folder(path).layout.vae) if is_diffusers(path) else path
+
+    def encoder(self, role: str) -> Path | TextEncoder | None:
+        given = self.encoders.get(role)
+        if given is None:
+            return self.inside(self.family.layout.encoders[role])
+        if not isinstance(given, Path):
+            return given
+        if is_diffusers(given):
+            return _of_role(given, role, "encoders")
+        return self._of_one_role("encoders", self.given.encoders, given)
+
+    def tokenizer(self, role: str) -> Path | None:
+        """The one that is given, else that beside a given encoder, else the source's."""
+        given, encoder = self.tokenizers.get(role), self.encoders.get(role)
+        if given is not None and is_diffusers(given):
+            return _of_role(given, role, "tokenizers")
+        if given is not None:
+            return self._of_one_role("tokenizers", self.given.tokenizers, given)
+        beside: Path | None = None
+        if isinstance(encoder, Path):
+            beside = _of_role(encoder, role, "tokenizers") if is_diffusers(encoder) else _with_tokenizer(encoder)
+        return beside or self.inside(self.family.layout.tokenizers[role])
+
+    def _of_one_role(self, keyword: str, given: object, path: Path) -> Path:
+        """A folder of one part, which cannot stand for several."""
+        if not isinstance(given, Mapping) and len(self.family.layout.encoders) > 1:
+            roles = ", ".join(f"{each!r}: folder" for each in self.family.layout.encoders)
+            raise ValueError(f"{keyword}: {path} is no folder in diffusers' layout; give {keyword}={{{roles}}}")
+        if not path.is_dir():
+            raise ValueError(f"{keyword}: {path} is a file; text encoders and tokenizers are folders")
+        return path
+
+
+def _found(given: Mapping[str, str | Path | TextEncoder], finder: Finder) -> dict[str, Path | TextEncoder]:
+    """What is given for roles, with ids and names looked up once each."""
+    sources = {each for each in given.values() if isinstance(each, str | Path)}
+    paths = {source: finder.find(source, _texts) for source in sorted(sources, key=str)}
+    return {role: paths[each] if isinstance(each, str | Path) else each for role, each in given.items()}
+
+
+def _texts(layout: Layout) -> tuple[str, ...]:
+    return (*layout.encoders.values(), *layout.tokenizers.values())
+
+
+def _of_role(folder: Path, role: str, kind: str) -> Path | None:
+    """The text encoder or tokenizer of a role in another folder in diffusers' layout."""
+    layout = family_of_folder(folder).layout
+    name = (layout.encoders if kind == "encoders" else layout.tokenizers).get(role)
+    return None if name is None else _folder(folder / name)
+
+
+def _folder(path: Path) -> Path | None:
+    return path if path.is_dir() else None
+
+
+def _with_tokenizer(folder: Path) -> Path | None:
+    return folder if any((folder / name).is_file() for name in _TOKENIZER) else None
+
+
+def _holds_autoencoder(source: Path) -> bool:
+    """Whether a file is a whole checkpoint."""
+    if not source.is_file():
+        return False
+    return Shapes.read(weights_files(source)).has(*(f"{prefix}decoder.conv_in.weight" for prefix in PREFIXES))

@@ -1,0 +1,200 @@
+"""What a model's files hold, and the memory that it takes, told from their headers alone.
+
+Legend: S pixels a side.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+
+from ..core.checkpoint import Files, read_checkpoint
+from ..core.component_files import weights_files
+from ..core.gguf_file import GGUFFile, gguf_shards
+from ..core.shapes import Shapes
+from ..core.stored_tensor import StoredTensor
+from ..denoisers.shapes import PREFIXES
+from ..language.checkpoints import model_config
+from ..language.config import LanguageModelConfig
+from ..language.gguf_config import gguf_config
+from ..vae.kl_keys import PREFIXES as AUTOENCODER_PREFIXES
+from .finder import Finder
+from .folders import CONFIG, entries_of
+from .gather import Gathered, gather, is_diffusers
+from .given import Given
+from .load import BUNDLED, bundled_folder, family_of, is_plate
+
+DTYPES = (torch.float32, torch.bfloat16)
+VALUES_PER_TOKEN, VALUES_PER_PIXEL = 20, 4
+NUM_TEXT_TOKENS, LANGUAGE_TOKENS = 512, 4096
+CELL = 8  # pixels a side of a latent cell
+_INPUTS = (
+    *("img_in.weight", "x_embedder.weight", "pos_embed.proj.weight", "x_embedder.proj.weight"),
+    *("all_x_embedder.2-1.weight", "conv_in.weight", "input_blocks.0.0.weight"),
+)
+_OUTPUTS = ("decoder.conv_out.weight", "decoder.head.2.weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One part of a model. `formats` counts its parameters by the format that they are stored in; `bytes` are theirs in
+    the files."""
+
+    name: str
+    path: str
+    parameters: int
+    bytes: int
+    formats: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """A model. `missing` says what it needs besides, and how that is given. `load` and `run` are bytes of memory by the
+    dtype that it is loaded in, `run` an estimate whose basis is `estimate`; empty where there is none."""
+
+    path: str
+    kind: str
+    family: str
+    components: tuple[Component, ...]
+    missing: tuple[str, ...]
+    load: Mapping[str, int]
+    run: Mapping[str, int]
+    estimate: str
+
+    @property
+    def parameters(self) -> int:
+        """Of all components."""
+        return sum(component.parameters for component in self.components)
+
+
+def inspect_model(source: str | Path) -> Inspection:
+    """What a source is: whatever `calotype.load` or `calotype.load_language_model` take; of the hub, what was
+    downloaded before.
+
+    Raises:
+        FileNotFoundError: nothing of that name. ValueError: not a model, or a damaged one.
+    """
+    path = bundled_folder() if source == BUNDLED else Finder(local_files_only=True).find(source, lambda layout: ())
+    if is_plate(path):
+        files = {file.stem: file for file in sorted(path.glob("*.safetensors"))}
+        return _inspection(
+            path, "a folder that pipe.save wrote", "plate", {name: [file] for name, file in files.items()}
+        )
+    if path.is_dir() and not is_diffusers(path) and "_class_name" not in _config(path):
+        return _language_model(path, "a language model's folder", model_config(path), weights_files(path))
+    if path.suffix.lower() == ".gguf" and "token_embd.weight" in GGUFFile(path).tensors:
+        shards = gguf_shards(path)
+        tensors = {name: x for shard in shards for name, x in GGUFFile(shard).tensors.items()}
+        return _language_model(path, "a GGUF file", gguf_config(GGUFFile(shards[0]).metadata, tensors, path), shards)
+    return _picture_model(path)
+
+
+def _picture_model(path: Path) -> Inspection:
+    found = gather(path, family_of(path, Given()), Given(), Finder())
+    layout = found.family.layout
+    parts = {layout.denoiser: found.denoiser, layout.vae: found.vae}
+    parts |= {layout.encoders[role]: part for role, part in found.encoders.items()}
+    files = {name: weights_files(part) for name, part in parts.items() if isinstance(part, Path)}
+    if found.vae is not None and found.vae == found.denoiser:
+        files.pop(layout.vae)  # it lies in the same file
+    kind = (
+        "a folder in diffusers' layout" if is_diffusers(path) else "a denoiser's folder" if path.is_dir() else "a file"
+    )
+    values, estimate = _activations(found)
+    return _inspection(path, kind, found.family.title, files, missing=found.missing, values=values, estimate=estimate)
+
+
+def _language_model(path: Path, kind: str, config: LanguageModelConfig, files: Files) -> Inspection:
+    tokens = min(LANGUAGE_TOKENS, config.context_length)
+    values = 2 * config.layers * config.kv_heads * config.head_width * tokens
+    estimate = f"weights, and keys and values of {tokens} tokens for one text"
+    named = f"language model of {config.layers} layers, {config.width} wide"
+    return _inspection(path, kind, named, {"model": files}, values=values, estimate=estimate)
+
+
+def _inspection(
+    path: Path,
+    kind: str,
+    family: str,
+    files: Mapping[str, Files],
+    *,
+    missing: tuple[str, ...] = (),
+    values: int = 0,
+    estimate: str = "",
+) -> Inspection:
+    tensors = {name: read_checkpoint(each) for name, each in files.items()}
+    weights = {dtype: sum(_bytes_in(x, dtype) for part in tensors.values() for x in part.values()) for dtype in DTYPES}
+    largest = max((prod(x.shape) for part in tensors.values() for x in part.values()), default=0)
+    return Inspection(
+        path=str(path),
+        kind=kind,
+        family=family,
+        components=tuple(_component(name, part) for name, part in tensors.items()),
+        missing=missing,
+        load={_name(dtype): size + largest * dtype.itemsize for dtype, size in weights.items()},
+        run={_name(dtype): size + values * dtype.itemsize for dtype, size in weights.items()} if values else {},
+        estimate=estimate,
+    )
+
+
+def _activations(found: Gathered) -> tuple[int, str]:
+    """How many values a run at the default size keeps beside the weights, and what that is made of."""
+    side = found.family.layout.side
+    if found.denoiser is None:
+        return 0, ""
+    shapes = Shapes.read(weights_files(found.denoiser), PREFIXES)
+    width = next((shapes.shapes[name][0] for name in _INPUTS if name in shapes.shapes), 0)
+    is_unet = found.family.layout.denoiser == "unet"
+    tokens = (side // CELL) ** 2 if is_unet else (side // (2 * CELL)) ** 2 + NUM_TEXT_TOKENS
+    counts = [
+        (tokens * width * VALUES_PER_TOKEN, f"{tokens} tokens x {width} wide x {VALUES_PER_TOKEN} in the denoiser")
+    ]
+    if isinstance(found.vae, Path):
+        decoder = Shapes.read(weights_files(found.vae)).within(*AUTOENCODER_PREFIXES).shapes
+        channels = next((decoder[name][1] for name in _OUTPUTS if name in decoder), 0)
+        made = f"{side * side} pixels x {channels} channels x {VALUES_PER_PIXEL} in the decoder"
+        counts.append((side * side * channels * VALUES_PER_PIXEL, made))
+    whole = (
+        f"weights, and for one picture of {side}x{side} the larger of {' and '.join(made for _, made in counts)} values"
+    )
+    return max(count for count, _ in counts), whole
+
+
+def _component(name: str, tensors: Mapping[str, StoredTensor]) -> Component:
+    formats = Counter[str]()
+    for tensor in tensors.values():
+        formats[_format(tensor)] += prod(tensor.shape)
+    return Component(
+        name=name,
+        path=str(_common_folder(tensors)),
+        parameters=sum(prod(tensor.shape) for tensor in tensors.values()),
+        bytes=sum(tensor.stop - tensor.start for tensor in tensors.values()),
+        formats=dict(formats.most_common()),
+    )
+
+
+def _common_folder(tensors: Mapping[str, StoredTensor]) -> Path:
+    """The file, or the folder of several."""
+    files = list(dict.fromkeys(tensor.file for tensor in tensors.values()))
+    return files[0] if len(files) == 1 else files[0].parent
+
+
+def _format(tensor: StoredTensor) -> str:
+    if tensor.blocks is not None:
+        return tensor.blocks.name
+    return _name(tensor.dtype) + ("" if tensor.factor is None else ", scaled")
+
+
+def _bytes_in(tensor: StoredTensor, dtype: torch.dtype) -> int:
+    return prod(tensor.shape) * (dtype if tensor.dtype.is_floating_point else tensor.dtype).itemsize
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _config(folder: Path) -> Mapping[str, object]:
+    return entries_of(folder / CONFIG) if (folder / CONFIG).is_file() else {"_class_name": None}

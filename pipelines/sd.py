@@ -1,0 +1,153 @@
+"""Stable Diffusion 1.5, and what was tuned from it. No safety checker is run.
+
+Source: diffusers' StableDiffusionPipeline, StableDiffusionImg2ImgPipeline and StableDiffusionInpaintPipeline. They give
+other pictures in two cases. Inpainting at strength 1 starts from noise alone there; here from the noised picture, as
+image-to-image does. PNDM with a strength below 1 begins there in the middle of a list of timesteps that holds one twice
+at its start, and so tells the model a time that is not its latents'; here it begins as a whole run does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..denoisers.base import Conditioning
+from ..denoisers.guidance import Guidance
+from ..denoisers.unet import load_unet
+from ..denoisers.unet_config import UNetConfig, unet_config
+from ..denoisers.unet_shapes import SD_MARKS, unet_config_of_shapes
+from ..encoders.base import TextEncoder
+from ..encoders.clip import load_clip
+from ..schedulers import Schedule
+from ..vae.kl import load_kl
+from ..vae.kl_config import SD_1
+from ..vae.kl_shapes import load_kl_like
+from .base import Source
+from .discrete import BETAS, DiscreteScheduler, ScaledGuidance, refuse_further_channels
+from .family import COMMON
+from .folders import check_entries
+from .image import ImagePipeline
+from .parts import Layout, Parts
+from .recipe import Recipe
+from .request import Request
+from .text_options import check_text, skipping
+
+FAMILY = "sd"
+MAX_TOKENS = 77
+DEFAULT_CELLS = 64  # latent cells a side of a picture whose size is not given, where the UNet's config has none
+LAYOUT = Layout(
+    classes=(
+        "StableDiffusionPipeline",
+        "StableDiffusionImg2ImgPipeline",
+        "StableDiffusionInpaintPipeline",
+        "LatentConsistencyModelPipeline",
+    ),
+    denoiser="unet",
+    encoders={"clip": "text_encoder"},
+    tokenizers={"clip": "tokenizer"},
+    marks=SD_MARKS,
+    side=512,
+)
+SCHEDULER = {"_class_name": "PNDMScheduler", **BETAS, "skip_prk_steps": True, "set_alpha_to_one": False}
+"""That of the published model, for files that have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SDFamily:
+    """Stable Diffusion 1.5's choices: CLIP reads the prompt, classifier-free guidance over 1."""
+
+    scheduler: DiscreteScheduler
+    guide: ScaledGuidance
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """All common ones, and these."""
+        return COMMON | {"guidance_rescale", "clip_skip"}
+
+    @property
+    def draws_posterior(self) -> bool:
+        """As the reference does."""
+        return True
+
+    def check(self, request: Request) -> None:
+        """Guidance that the model can use, and a prompt where there is an option for reading it."""
+        self.guide.check(request)
+        check_text(request, longest=MAX_TOKENS)
+
+    def guidance(self, request: Request, recipe: Recipe) -> Guidance:
+        """See `ScaledGuidance`."""
+        return self.guide.of(request, recipe)
+
+    def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
+        """The scheduler's."""
+        return self.scheduler.schedule(request, recipe)
+
+    def late(self, schedule: Schedule, strength: float) -> Schedule:
+        """The last `int(n strength)` steps."""
+        return schedule.starting_at(strength)
+
+    def condition(
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+    ) -> Conditioning:
+        """CLIP's states."""
+        text = skipping(encoders["clip"], request)(prompts)
+        return Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
+
+    def described(self, request: Request) -> Mapping[str, Any]:
+        """The layers skipped, where they are given."""
+        return {} if request.clip_skip is None else {"clip_skip": request.clip_skip}
+
+    def warnings(self, request: Request) -> tuple[str, ...]:
+        """What an argument does not do here."""
+        return self.guide.warnings(request)
+
+
+def sd_scheduler(entries: Mapping[str, object]) -> DiscreteScheduler:
+    """The scheduler of these entries as diffusers' pipelines of this family take it: they set `steps_offset` to 1 and
+    `clip_sample` to false, whatever the file says."""
+    return DiscreteScheduler.from_entries({**entries, "steps_offset": 1, "clip_sample": False})
+
+
+def load_sd(parts: Parts) -> ImagePipeline:
+    """The pipeline of Stable Diffusion's parts.
+
+    Raises:
+        FileNotFoundError: a component or a file is missing. ValueError: a file is damaged, or they do not fit together.
+    """
+    config = parts.denoiser_config(unet_config, unet_config_of_shapes)
+    refuse_further_channels(config)
+    scheduler = parts.scheduler_config(sd_scheduler, sd_scheduler(SCHEDULER))
+    check_entries(((parts.encoders["clip"], "hidden_size", config.text_width),))
+    vae = parts.autoencoder(load_kl, partial(load_kl_like, preset=SD_1), channels=config.out_channels)
+    prediction = scheduler.config.prediction_type
+    denoiser = load_unet(parts.denoiser_files, config, prediction=prediction, device=parts.device, dtype=parts.dtype)
+    clip = parts.encoder("clip", load_clip)
+    return ImagePipeline(
+        source=Source(family=FAMILY, name=parts.name, weights=parts.digests(LAYOUT)),
+        family=SDFamily(scheduler=scheduler, guide=ScaledGuidance(told=config.time_cond_proj_dim is not None)),
+        ends=scheduler.ends,
+        recipe=recipe(config, scheduler, downsampling=vae.downsampling),
+        denoiser=denoiser,
+        encoders={"clip": clip},
+        vae=vae,
+        attention=parts.attention,
+        device=parts.device,
+        dtype=parts.dtype,
+    )
+
+
+def recipe(config: UNetConfig, scheduler: DiscreteScheduler, *, downsampling: int) -> Recipe:
+    """diffusers' defaults; `downsampling` is the autoencoder's."""
+    side = (config.sample_size or DEFAULT_CELLS) * downsampling
+    return Recipe(
+        width=side,
+        height=side,
+        size_multiple=downsampling,
+        min_size=downsampling,
+        max_size=8 * side,
+        num_inference_steps=50,
+        guidance_scale=7.5,
+        sampler=scheduler.sampler,
+        strength=0.8,
+        inpaint_strength=1.0,
+    )

@@ -1,0 +1,223 @@
+"""Stable Diffusion 3 and 3.5 (medium, large, turbo).
+
+Source: diffusers' StableDiffusion3Pipeline, StableDiffusion3Img2ImgPipeline and StableDiffusion3InpaintPipeline.
+
+Legend: B rows, L tokens, D width.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..core.loading import build_on_meta
+from ..core.weight_source import WeightSource
+from ..denoisers.base import Conditioning
+from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
+from ..denoisers.sd3 import MARKS, PATCH, SD3Config, SD3Denoiser
+from ..denoisers.sd3_keys import sd3_key_map
+from ..encoders.base import EncodedText, TextEncoder
+from ..encoders.clip import load_clip
+from ..encoders.t5 import load_t5
+from ..schedulers import Schedule
+from ..schedulers.flow_match import FlowMatchConfig, flow_match_schedule
+from ..vae.kl import load_kl
+from ..vae.kl_config import SD_3
+from ..vae.kl_shapes import load_kl_like
+from .base import Source
+from .family import COMMON, num_steps
+from .flow import late_steps, size_shifted_schedule
+from .folders import check_entries, config_of
+from .image import ImagePipeline
+from .parts import Layout, Parts
+from .recipe import Recipe
+from .request import Request
+from .text_options import check_pooled, check_text, limited, skipping
+
+FAMILY = "sd3"
+MAX_TOKENS, LONGEST = 256, 512  # that T5 reads where nothing is said, and at most
+CLIP_WIDTH = 512  # transformers' default for both widths
+LAYOUT = Layout(
+    classes=("StableDiffusion3Pipeline", "StableDiffusion3Img2ImgPipeline", "StableDiffusion3InpaintPipeline"),
+    encoders={"clip": "text_encoder", "clip_2": "text_encoder_2", "t5": "text_encoder_3"},
+    tokenizers={"clip": "tokenizer", "clip_2": "tokenizer_2", "t5": "tokenizer_3"},
+    optional=frozenset(("text_encoder_3", "tokenizer_3")),
+    marks=MARKS,
+)
+SCHEDULER = FlowMatchConfig(shift=3.0)
+"""That of every model, for files that have none."""
+WITHOUT_T5 = "the model has no text_encoder_3 (T5), so that long or exact descriptions are followed less well"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SD3Family:
+    """SD3's choices. `distilled`: turbo, which was made to run without guidance; `text_width` is T5's.
+
+    `guidance_scale` over 1 is classifier-free guidance with both passes in one batch; up to 1 there is none.
+    """
+
+    scheduler: FlowMatchConfig
+    text_width: int
+    distilled: bool
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """All common ones, and these."""
+        return COMMON | {"prompt_2", "max_sequence_length", "clip_skip"}
+
+    @property
+    def draws_posterior(self) -> bool:
+        """As the reference does."""
+        return True
+
+    def check(self, request: Request) -> None:
+        """The length is within what the model was made for; it is told no guidance value."""
+        check_text(request, longest=LONGEST)
+        check_pooled(request)
+        if isinstance(request.guidance, Distilled) and request.guidance.scale is not None:
+            raise ValueError(f"guidance is {request.guidance}; this model is told no value, give ClassifierFree(...)")
+
+    def guidance(self, request: Request, recipe: Recipe) -> Guidance:
+        """u + scale (c - u), or c alone."""
+        if request.guidance is not None:
+            return request.guidance
+        scale = recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale
+        return ClassifierFree(max(float(scale), 1.0))
+
+    def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
+        """The scheduler's own steps, whose ends are shifted twice as the reference's are, or the given sigmas,
+        shifted."""
+        tokens = num_cells // PATCH**2
+        if request.sigmas is not None:
+            return size_shifted_schedule(self.scheduler, request, recipe, tokens)
+        return flow_match_schedule(self.scheduler, num_steps(request, recipe), num_image_tokens=tokens)
+
+    def late(self, schedule: Schedule, strength: float) -> Schedule:
+        """All but the first `int(n - n strength)` steps."""
+        return late_steps(schedule, strength)
+
+    def condition(
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+    ) -> Conditioning:
+        """Both CLIPs' states side by side, the larger one's of the second texts, then T5's; both pooled vectors."""
+        clip, clip_2 = (skipping(encoders[role], request) for role in ("clip", "clip_2"))
+        t5 = limited(encoders["t5"], request) if "t5" in encoders else None
+        small, large = clip(prompts), clip_2(second)
+        if small.pooled is None or large.pooled is None or small.states.shape[1] != large.states.shape[1]:
+            raise ValueError("this model reads both CLIP encoders at the same length, with pooled vectors")
+        states = torch.cat((small.states, large.states), dim=-1)
+        long = self._zeros(states, request) if t5 is None else t5(prompts)
+        states = functional.pad(states, (0, long.states.shape[2] - states.shape[2]))
+        return Conditioning(
+            states=torch.cat((states, long.states), dim=1),
+            lengths=small.lengths + long.lengths.to(small.lengths.device),
+            pooled=torch.cat((small.pooled, large.pooled), dim=-1),
+            warnings=tuple(dict.fromkeys((*small.warnings, *large.warnings, *long.warnings))),
+        )
+
+    def described(self, request: Request) -> Mapping[str, Any]:
+        """The length and the layers skipped, where they are given."""
+        given = {"max_sequence_length": request.max_sequence_length, "clip_skip": request.clip_skip}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def warnings(self, request: Request) -> tuple[str, ...]:
+        """What an argument does not do here."""
+        scale = request.guidance_scale
+        if scale is not None and self.distilled and scale > 1:
+            return (f"guidance_scale {scale}: this model was made to run without guidance",)
+        if scale is not None and 0 < scale < 1:
+            return (f"guidance_scale {scale} has no effect: it begins above 1; give guidance=ClassifierFree({scale})",)
+        return ()
+
+    def _zeros(self, like: Tensor, request: Request) -> EncodedText:
+        """What stands for the states of a T5 that is not there."""
+        rows, length = len(like), request.max_sequence_length or MAX_TOKENS
+        states = like.new_zeros(rows, length, self.text_width)
+        lengths = torch.full((rows,), length, device=like.device)
+        return EncodedText(states=states, lengths=lengths, warnings=(WITHOUT_T5,))
+
+
+def load_sd3(parts: Parts) -> ImagePipeline:
+    """The pipeline of SD3's parts; T5 may be missing.
+
+    Raises:
+        FileNotFoundError: a component or a file is missing. ValueError: a file is damaged, or they do not fit together.
+    """
+    config = parts.denoiser_config(SD3Config.from_entries, SD3Config.from_shapes)
+    scheduler = parts.scheduler_config(FlowMatchConfig.from_entries, SCHEDULER)
+    _check_widths(parts, config)
+    denoiser = build_on_meta(lambda: SD3Denoiser(config))
+    source = WeightSource.for_module(denoiser, parts.denoiser_files, sd3_key_map(config))  # refuses a broken file first
+    vae = parts.autoencoder(load_kl, partial(load_kl_like, preset=SD_3), channels=config.latent_channels)
+    clip = partial(load_clip, skipped=1, normed=False, pooled="projection")
+    encoders = {role: parts.encoder(role, clip) for role in ("clip", "clip_2")}
+    if "t5" in parts.encoders:
+        t5 = partial(load_t5, max_tokens=MAX_TOKENS, pad_to_max=True, masked=False)
+        encoders["t5"] = parts.encoder("t5", t5)
+    denoiser.fill(source, device=parts.device, dtype=parts.dtype, block_device=parts.block_device)
+    distilled = any("turbo" in part.lower() for part in Path(parts.name).parts[-3:])  # its configs are large's
+    return ImagePipeline(
+        source=Source(family=FAMILY, name=parts.name, weights=parts.digests(LAYOUT)),
+        family=SD3Family(scheduler=scheduler, text_width=config.text_width, distilled=distilled),
+        recipe=recipe(config, distilled=distilled, downsampling=vae.downsampling),
+        denoiser=denoiser,
+        encoders=encoders,
+        vae=vae,
+        attention=parts.attention,
+        device=parts.device,
+        dtype=parts.dtype,
+    )
+
+
+def _check_widths(parts: Parts, config: SD3Config) -> None:
+    """The parts belong together, by what their configs say."""
+    t5 = parts.encoders.get("t5")
+    check_entries(
+        ((t5, "d_model", config.text_width), (parts.vae, "latent_channels", config.latent_channels)),
+    )
+    configs = [config_of(parts.encoders[role]) for role in ("clip", "clip_2")]
+    clips = [entries for entries in configs if entries is not None]
+    if len(clips) < len(configs):
+        return
+    if (pooled := _total(clips, "projection_dim")) != config.pooled_width:
+        raise ValueError(
+            f"the CLIP encoders have projection_dim {pooled} in all; the transformer needs {config.pooled_width}"
+        )
+    if (width := _total(clips, "hidden_size")) > config.text_width:
+        raise ValueError(
+            f"the CLIP encoders have hidden_size {width} in all; the transformer reads {config.text_width}"
+        )
+
+
+def _total(clips: Sequence[Mapping[str, Any]], entry: str) -> int:
+    """The sum of what the configs say there, or of transformers' default."""
+    values = [clip.get(entry, CLIP_WIDTH) for clip in clips]
+    if any(type(value) is not int for value in values):
+        raise ValueError(f"the CLIP encoders have {entry} {values[0]!r} and {values[1]!r}; they must be whole numbers")
+    return sum(values)
+
+
+def recipe(config: SD3Config, *, distilled: bool = False, downsampling: int = 8) -> Recipe:
+    """What Stability AI recommends for SD3, 3.5 large, 3.5 medium (which has second attentions) and turbo;
+    `downsampling` is the autoencoder's."""
+    steps, scale = (28, 3.5) if config.qk_norm else (28, 7.0)
+    if config.dual_layers:
+        steps, scale = 40, 4.5
+    if distilled:
+        steps, scale = 4, 0.0
+    side = config.sample_cells * downsampling
+    return Recipe(
+        width=side,
+        height=side,
+        size_multiple=PATCH * downsampling,
+        min_size=PATCH * downsampling,
+        max_size=config.grid * PATCH * downsampling,
+        num_inference_steps=steps,
+        guidance_scale=scale,
+        strength=0.6,
+    )

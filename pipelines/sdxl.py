@@ -1,0 +1,258 @@
+"""Stable Diffusion XL, base and refiner. No watermark is added.
+
+Source: diffusers' StableDiffusionXLPipeline, StableDiffusionXLImg2ImgPipeline and StableDiffusionXLInpaintPipeline.
+Inpainting at strength 1 starts from the noised picture, as image-to-image does; theirs starts from noise alone there.
+
+Legend: P prompts, T numbers that the model is told.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..denoisers.base import Conditioning
+from ..denoisers.guidance import Guidance
+from ..denoisers.unet import load_unet
+from ..denoisers.unet_config import UNetConfig, unet_config
+from ..denoisers.unet_shapes import SDXL_MARKS, unet_config_of_shapes
+from ..encoders.base import EncodedText, TextEncoder
+from ..encoders.clip import load_clip
+from ..schedulers import Schedule
+from ..vae.kl import load_kl
+from ..vae.kl_config import SDXL
+from ..vae.kl_shapes import load_kl_like
+from .base import Source
+from .discrete import BETAS, DiscreteScheduler, ScaledGuidance, refuse_further_channels
+from .family import COMMON
+from .folders import check_entries, config_of
+from .image import ImagePipeline
+from .parts import Layout, Parts
+from .recipe import Recipe
+from .request import Request
+from .text_options import check_text, skipping
+from .values import is_int, is_number
+
+FAMILY = "sdxl"
+MAX_TOKENS = 77
+DEFAULT_CELLS = 128  # latent cells a side of a picture whose size is not given, where the UNet's config has none
+AESTHETIC_SCORE, NEGATIVE_AESTHETIC_SCORE = 6.0, 2.5
+NUM_TIME_IDS = {True: 5, False: 6}  # by whether the model is told a score (the refiner) or a target size
+PAIRS = ("original_size", "target_size", "crops_coords_top_left")
+TOLD = (*PAIRS, "aesthetic_score")
+LAYOUT = Layout(
+    classes=("StableDiffusionXLPipeline", "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline"),
+    denoiser="unet",
+    encoders={"clip": "text_encoder", "clip_2": "text_encoder_2"},
+    tokenizers={"clip": "tokenizer", "clip_2": "tokenizer_2"},
+    optional=frozenset(("text_encoder", "tokenizer")),
+    marks=SDXL_MARKS,
+)
+POOLED_WIDTH = 1280  # of the published models' second text encoder
+SCHEDULER = {"_class_name": "EulerDiscreteScheduler", **BETAS, "timestep_spacing": "leading"}
+"""That of the published models, for files that have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SDXLFamily:
+    """Stable Diffusion XL's choices. `scored`: the model is told an aesthetic score, as the refiner is, else a target
+    size; `both`: two encoders read the prompt, else the larger one alone. `empty_is_zero`: where no negative prompt is
+    given, its states are zeros, else those of an empty one."""
+
+    scheduler: DiscreteScheduler
+    guide: ScaledGuidance
+    scored: bool
+    both: bool
+    empty_is_zero: bool
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """All common ones, and these."""
+        own = {"guidance_rescale", "clip_skip", "original_size", "crops_coords_top_left"}
+        own |= {"denoising_start", "denoising_end", "aesthetic_score" if self.scored else "target_size"}
+        return COMMON | own | ({"prompt_2"} if self.both else set())
+
+    @property
+    def draws_posterior(self) -> bool:
+        """As the reference does."""
+        return True
+
+    def check(self, request: Request) -> None:
+        """Guidance that the model can use, sizes and shares that make sense, whole conditioning."""
+        self.guide.check(request)
+        check_text(request, longest=MAX_TOKENS)
+        _check_told(request)
+        _check_shares(request)
+        given = request.given_conditioning
+        for part in () if given is None else (given.positive, given.negative):
+            if part is not None and (part.pooled is None or part.time_ids is None):
+                raise ValueError("conditioning: this model reads a pooled vector, and time_ids")
+
+    def guidance(self, request: Request, recipe: Recipe) -> Guidance:
+        """See `ScaledGuidance`."""
+        return self.guide.of(request, recipe)
+
+    def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
+        """The scheduler's."""
+        return self.scheduler.schedule(request, recipe)
+
+    def late(self, schedule: Schedule, strength: float) -> Schedule:
+        """The last `int(n strength)` steps."""
+        return schedule.starting_at(strength)
+
+    def condition(
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+    ) -> Conditioning:
+        """Both encoders' states side by side, the larger one's of the second texts; the larger one's pooled vector."""
+        large = skipping(encoders["clip_2"], request)(second)
+        parts = (skipping(encoders["clip"], request)(prompts), large) if self.both else (large,)
+        if large.pooled is None or len({part.states.shape[1] for part in parts}) > 1:
+            raise ValueError("this model reads its text encoders at one length, and a pooled vector of the second")
+        return Conditioning(
+            states=torch.cat([part.states for part in parts], dim=-1),
+            lengths=_longest(parts),
+            pooled=large.pooled,
+            time_ids=self.time_ids(request, len(prompts)).to(large.states.device),
+            warnings=tuple(dict.fromkeys(line for part in parts for line in part.warnings)),
+        )
+
+    def negative(self, positive: Conditioning, encode: Callable[[], Conditioning], request: Request) -> Conditioning:
+        """See `NegativeFamily`: what `empty_is_zero` says, and, with scores, the lower one of a picture that was not
+        cropped."""
+        assert positive.pooled is not None
+        assert positive.time_ids is not None
+        numbers = positive.time_ids.clone()
+        if self.scored:
+            numbers[:, 2:4], numbers[:, 4] = 0.0, NEGATIVE_AESTHETIC_SCORE
+        if request.negative_prompt is not None or not self.empty_is_zero:
+            return dataclasses.replace(encode(), time_ids=numbers)
+        states, pooled = torch.zeros_like(positive.states), torch.zeros_like(positive.pooled)
+        return dataclasses.replace(positive, states=states, pooled=pooled, time_ids=numbers, warnings=())
+
+    def time_ids(self, request: Request, rows: int) -> Tensor:
+        """What the model is told of the picture, float32 [P, T]: original height and width, where it was cropped (y,
+        x), and the target's height and width, or a score."""
+        assert request.height is not None
+        assert request.width is not None
+        size = (request.height, request.width)
+        score = AESTHETIC_SCORE if request.aesthetic_score is None else request.aesthetic_score
+        last = (score,) if self.scored else request.target_size or size
+        numbers = (*(request.original_size or size), *(request.crops_coords_top_left or (0, 0)), *last)
+        return torch.tensor([numbers] * rows, dtype=torch.float32)
+
+    def described(self, request: Request) -> Mapping[str, Any]:
+        """The options for text and shares, and what the model is told, where they are given."""
+        names = ("clip_skip", *TOLD, "denoising_start", "denoising_end")
+        return {name: vars(request)[name] for name in names if vars(request)[name] is not None}
+
+    def warnings(self, request: Request) -> tuple[str, ...]:
+        """What an argument does not do here."""
+        return self.guide.warnings(request)
+
+
+def load_sdxl(parts: Parts) -> ImagePipeline:
+    """The pipeline of Stable Diffusion XL's parts, base or refiner.
+
+    Raises:
+        FileNotFoundError: a component or a file is missing. ValueError: a file is damaged, or they do not fit together.
+    """
+    config = parts.denoiser_config(unet_config, unet_config_of_shapes)
+    refuse_further_channels(config)
+    scheduler = parts.scheduler_config(DiscreteScheduler.from_entries, DiscreteScheduler.from_entries(SCHEDULER))
+    told = config.pooled_width(NUM_TIME_IDS[True]) == POOLED_WIDTH
+    scored = _switch(parts, "requires_aesthetics_score", default=parts.folder is None and told)
+    _check_parts(parts, config, scored)
+    vae = parts.autoencoder(load_kl, partial(load_kl_like, preset=SDXL), channels=config.out_channels)
+    prediction = scheduler.config.prediction_type
+    denoiser = load_unet(parts.denoiser_files, config, prediction=prediction, device=parts.device, dtype=parts.dtype)
+    clip = partial(load_clip, skipped=1, normed=False)
+    encoders = {"clip_2": parts.encoder("clip_2", partial(clip, pooled="projection"))}
+    if "clip" in parts.encoders:
+        encoders["clip"] = parts.encoder("clip", clip)
+    family = SDXLFamily(
+        scheduler=scheduler,
+        guide=ScaledGuidance(told=config.time_cond_proj_dim is not None),
+        scored=scored,
+        both="clip" in encoders,
+        empty_is_zero=_switch(parts, "force_zeros_for_empty_prompt", default=parts.folder is not None or not scored),
+    )
+    return ImagePipeline(
+        source=Source(family=FAMILY, name=parts.name, weights=parts.digests(LAYOUT)),
+        family=family,
+        ends=scheduler.ends,
+        recipe=recipe(config, scheduler, downsampling=vae.downsampling),
+        denoiser=denoiser,
+        encoders=encoders,
+        vae=vae,
+        attention=parts.attention,
+        device=parts.device,
+        dtype=parts.dtype,
+    )
+
+
+def recipe(config: UNetConfig, scheduler: DiscreteScheduler, *, downsampling: int) -> Recipe:
+    """diffusers' defaults; `downsampling` is the autoencoder's."""
+    side = (config.sample_size or DEFAULT_CELLS) * downsampling
+    return Recipe(
+        width=side,
+        height=side,
+        size_multiple=downsampling,
+        min_size=downsampling,
+        max_size=4 * side,
+        num_inference_steps=50,
+        guidance_scale=5.0,
+        sampler=scheduler.sampler,
+        strength=0.3,
+        inpaint_strength=0.9999,
+    )
+
+
+def _check_told(request: Request) -> None:
+    """What the model is told are pairs of whole numbers, and a number; a conditioning holds them already."""
+    values: Mapping[str, Any] = vars(request)
+    for name in TOLD:
+        if values[name] is not None and request.prompt is None:
+            raise ValueError(f"{name}: conditioning already holds what the model is told; give one of the two")
+    for name in PAIRS:
+        value = values[name]
+        if value is not None and not (isinstance(value, list) and len(value) == 2 and all(map(is_int, value))):
+            raise ValueError(f"{name} is {value!r}; it must be two whole numbers, height before width")
+    if request.aesthetic_score is not None and not is_number(request.aesthetic_score):
+        raise ValueError(f"aesthetic_score is {request.aesthetic_score!r}; it must be a finite number")
+
+
+def _check_shares(request: Request) -> None:
+    start, end = request.denoising_start, request.denoising_end
+    if start is not None and not (is_number(start) and 0 < start < 1):
+        raise ValueError(f"denoising_start is {start!r}; it must be over 0 and below 1")
+    if end is not None and not (is_number(end) and 0 < end <= 1):
+        raise ValueError(f"denoising_end is {end!r}; it must be over 0, and at most 1")
+    if start is not None and end is not None and start >= end:
+        raise ValueError(f"denoising_start is {start} and denoising_end {end}; a run must start before it ends")
+
+
+def _longest(parts: Sequence[EncodedText]) -> Tensor:
+    return torch.stack([part.lengths for part in parts]).amax(0)
+
+
+def _switch(parts: Parts, name: str, *, default: bool) -> bool:
+    """An entry of model_index.json."""
+    value: object = parts.index_entries().get(name, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"model_index.json: {name} is {value!r}; it must be true or false")
+    return value
+
+
+def _check_parts(parts: Parts, config: UNetConfig, scored: bool) -> None:
+    """They belong together, by what their configs say."""
+    if not config.is_told_numbers:
+        raise ValueError(f"{parts.denoiser}: addition_embed_type is null; Stable Diffusion XL's is 'text_time'")
+    large, first = parts.encoders["clip_2"], parts.encoders.get("clip")
+    small = config_of(first) if first is not None else {"hidden_size": 0}
+    check_entries(((large, "projection_dim", config.pooled_width(NUM_TIME_IDS[scored])),))
+    if small is not None:
+        check_entries(((large, "hidden_size", config.text_width - int(small.get("hidden_size", 0))),))

@@ -1,0 +1,51 @@
+"""What families make of a request's options for text encoders, and of conditioning that is given instead of prompts."""
+
+from ..encoders.base import LimitedEncoder, SkippingEncoder, TextEncoder
+from .request import Request
+
+SHORTEST = 2
+
+
+def check_text(request: Request, *, longest: int) -> None:
+    """Makes sure that a request's `max_sequence_length` is from 2 to `longest`, and that there is a prompt where there
+    is an option for reading it. ValueError otherwise."""
+    length = request.max_sequence_length
+    if length is not None and not SHORTEST <= length <= longest:
+        raise ValueError(f"max_sequence_length is {length}; it must be from {SHORTEST} to {longest}")
+    for name, value in (("max_sequence_length", length), ("clip_skip", request.clip_skip)):
+        if value is not None and request.prompt is None:
+            raise ValueError(f"{name}: conditioning is given, so that there is no prompt to read")
+
+
+def check_pooled(request: Request) -> None:
+    """Makes sure that conditioning, where it is given, has no padding, and pooled vectors. ValueError otherwise."""
+    given = request.given_conditioning
+    for part in () if given is None else (given.positive, given.negative):
+        if part is not None and (part.pooled is None or bool((part.lengths != part.states.shape[1]).any())):
+            raise ValueError("conditioning: this model reads states without padding, and a pooled vector")
+
+
+def check_unpadded(request: Request) -> None:
+    """Makes sure that conditioning, where it is given, has no padding. ValueError otherwise."""
+    given = request.given_conditioning
+    for part in () if given is None else (given.positive, given.negative):
+        if part is not None and bool((part.lengths != part.states.shape[1]).any()):
+            raise ValueError("conditioning: this model reads states without padding")
+
+
+def limited(encoder: TextEncoder, request: Request) -> TextEncoder:
+    """The encoder, reading at most the request's `max_sequence_length`. ValueError where that cannot be set."""
+    if request.max_sequence_length is None:
+        return encoder
+    if not isinstance(encoder, LimitedEncoder):
+        raise ValueError(f"max_sequence_length: the encoder {type(encoder).__name__} has no limit to set")
+    return encoder.with_max_tokens(request.max_sequence_length)
+
+
+def skipping(encoder: TextEncoder, request: Request) -> TextEncoder:
+    """The encoder, read the request's `clip_skip` layers earlier. ValueError where that cannot be done."""
+    if request.clip_skip is None:
+        return encoder
+    if not isinstance(encoder, SkippingEncoder):
+        raise ValueError(f"clip_skip: the encoder {type(encoder).__name__} has no layers to skip")
+    return encoder.with_clip_skip(request.clip_skip)

@@ -1,0 +1,101 @@
+"""`calotype inspect`, on every kind of model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ..tiny_flux import flux_pipeline, in_original_layout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("models") / "flux"
+    flux_pipeline(True, where)
+    return where
+
+
+def inspected(run: Any, path: object) -> dict[str, Any]:
+    code, out, err = run("inspect", path, "--json")
+    assert (code, err) == (0, [])
+    return json.loads("\n".join(out))
+
+
+def test_a_folder_in_diffusers_layout(run: Any, folder: Path) -> None:
+    found = inspected(run, folder)
+    assert (found["family"], found["kind"], found["missing"]) == ("FLUX.1", "a folder in diffusers' layout", [])
+    parts = {part["name"]: part for part in found["components"]}
+    assert set(parts) == {"transformer", "vae", "text_encoder", "text_encoder_2"}
+    for name, part in parts.items():
+        tensors = load_file(next((folder / name).glob("*.safetensors"))).values()
+        count = sum(tensor.numel() for tensor in tensors)
+        assert (part["parameters"], part["bytes"]) == (count, 4 * count)
+        assert part["formats"] == {"float32": count}
+    total = sum(part["parameters"] for part in parts.values())
+    assert found["parameters"] == total
+    largest = max(x.numel() for name in parts for x in load_file(next((folder / name).glob("*.safetensors"))).values())
+    assert found["load"] == {"float32": 4 * (total + largest), "bfloat16": 2 * (total + largest)}
+    values = max((64 * 64 + 512) * 32 * 20, 1024 * 1024 * 8 * 4)
+    assert found["run"] == {"float32": 4 * (total + values), "bfloat16": 2 * (total + values)}
+    assert "4608 tokens x 32 wide x 20" in found["estimate"]
+
+
+def test_its_lines(run: Any, folder: Path) -> None:
+    code, out, err = run("inspect", folder)
+    assert (code, err) == (0, [])
+    assert out[0] == "FLUX.1: a folder in diffusers' layout"
+    assert [line.split()[0] for line in out[1:6]] == ["transformer", "vae", "text_encoder", "text_encoder_2", "all"]
+    assert "M parameters" in out[1]
+    assert out[1].endswith("float32")
+    assert out[6].startswith("memory to load: ")
+    assert "an estimate (weights, and for one picture of 1024x1024" in out[7]
+
+
+def test_a_file_and_a_folder_that_lack_parts(run: Any, folder: Path, tmp_path: Path) -> None:
+    from calotype.denoisers.flux import FluxConfig
+    from calotype.pipelines.folders import entries_of
+
+    config = FluxConfig.from_entries(entries_of(folder / "transformer/config.json"))
+    weights = in_original_layout(load_file(folder / "transformer/diffusion_pytorch_model.safetensors"), config)
+    halved = {name: x.to(torch.bfloat16) if x.ndim == 2 else x for name, x in weights.items()}
+    save_file(halved, tmp_path / "flux.safetensors")
+    found = inspected(run, tmp_path / "flux.safetensors")
+    assert (found["family"], found["kind"]) == ("FLUX.1", "a file")
+    assert found["missing"][0] == "the text encoder 'clip' (encoders={'clip': folder})"
+    assert found["missing"][-1] == "the autoencoder (vae=file or folder)"
+    assert list(found["components"][0]["formats"]) == ["bfloat16", "float32"]
+    assert inspected(run, folder / "transformer")["kind"] == "a denoiser's folder"
+    code, out, _ = run("inspect", tmp_path / "flux.safetensors")
+    assert code == 0
+    assert "bfloat16 9" in out[1]
+    assert sum(line.startswith("missing: ") for line in out) == 5
+
+
+def test_language_models_and_plate(run: Any, llama_folder: Path, model: Path) -> None:
+    found = inspected(run, llama_folder)
+    assert found["kind"] == "a language model's folder"
+    assert found["family"] == "language model of 2 layers, 32 wide"
+    cached = 2 * 2 * 2 * 8 * 512  # keys and values, layers, heads, width of a head, tokens
+    weights = found["parameters"]
+    assert found["run"] == {"float32": 4 * (weights + cached), "bfloat16": 2 * (weights + cached)}
+    plate = inspected(run, model)
+    assert plate["family"] == "plate"
+    assert [part["name"] for part in plate["components"]] == ["denoiser", "language", "vae"]
+    assert plate["run"] == {}
+
+
+def test_what_is_no_model(fails: Any, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "cut.safetensors").write_bytes(b"\x20" + bytes(7) + b'{"a": ')
+    assert "a .txt file" in fails("inspect", tmp_path / "notes.txt")
+    assert "is truncated" in fails("inspect", tmp_path / "cut.safetensors")
+    assert "a folder without a config.json" in fails("inspect", tmp_path)
+    assert "no file or folder 'nowhere'" in fails("inspect", "nowhere")
+    save_file(
+        {"decoder.conv_in.weight": torch.zeros(1), "encoder.conv_in.weight": torch.zeros(1)},
+        tmp_path / "ae.safetensors",
+    )
+    assert "it looks like an autoencoder alone" in fails("inspect", tmp_path / "ae.safetensors")
