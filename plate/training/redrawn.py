@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SHARD = 1024
 BATCH = 16
-LATE = (0.1, 0.2, 0.3, 0.4, 0.5)  # the strengths, one for each batch: the last 1 to 5 of 10 steps
+LATE = (0.2, 0.3, 0.4, 0.5, 0.6)  # the strengths, one for each batch: the last 2 to 6 of 10 steps
 CELL = 8  # pixels a side
 
 
