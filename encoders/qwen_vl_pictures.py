@@ -109,13 +109,12 @@ class PictureReader:
 
 def _resized(picture: Tensor, height: int, width: int) -> Tensor:
     """Bicubic on 8 bits, as image processors do it, [3, height, width] in 0..1."""
-    import numpy
     from PIL import Image
 
     levels = (picture.detach().cpu().clamp(0, 1) * 255).round().to(torch.uint8)
     image = Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy(), mode="RGB")
-    array = numpy.array(image.resize((width, height), Image.Resampling.BICUBIC))
-    return torch.from_numpy(array).permute(2, 0, 1).float() / 255
+    data = bytearray(image.resize((width, height), Image.Resampling.BICUBIC).tobytes())
+    return torch.frombuffer(data, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1).float() / 255
 
 
 def _numbers(given: Entries, name: str, default: tuple[float, ...]) -> tuple[float, ...]:

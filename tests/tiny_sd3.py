@@ -61,12 +61,7 @@ JOINED = {
 
 def sd3_pipeline(kind: str, folder: Path, *, t5: bool = True) -> Any:
     """diffusers' pipeline of random weights, which is also saved to the folder."""
-    from diffusers import (
-        AutoencoderKL,
-        FlowMatchEulerDiscreteScheduler,
-        SD3Transformer2DModel,
-        StableDiffusion3Pipeline,
-    )
+    from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
     from transformers import AutoTokenizer
 
     torch.manual_seed(11)
@@ -79,24 +74,13 @@ def sd3_pipeline(kind: str, folder: Path, *, t5: bool = True) -> Any:
     )
     for name, parameter in transformer.named_parameters():
         torch.nn.init.normal_(parameter, 1.0 if "norm_" in name and ".attn" in name else 0.0, 0.12)
-    vae = AutoencoderKL(
-        block_out_channels=(8, 16, 16),
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        latent_channels=16,
-        norm_num_groups=4,
-        scaling_factor=0.7,
-        shift_factor=0.1,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
     tokenizers = [
         AutoTokenizer.from_pretrained(save_clip_tokenizer(folder.with_name(f"{folder.name}-clip-{n}"), pad))
         for n, pad in enumerate(("<|endoftext|>", "!"))
     ]
     pipe = StableDiffusion3Pipeline(
         transformer=transformer,
-        vae=vae,
+        vae=_autoencoder(),
         text_encoder=clip,
         text_encoder_2=clip_2,
         text_encoder_3=t5_model(d_model=SIZES["joint_attention_dim"]) if t5 else None,
@@ -108,6 +92,22 @@ def sd3_pipeline(kind: str, folder: Path, *, t5: bool = True) -> Any:
     pipe.set_progress_bar_config(disable=True)
     pipe.save_pretrained(folder)
     return pipe
+
+
+def _autoencoder() -> Any:
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(
+        block_out_channels=(8, 16, 16),
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        latent_channels=16,
+        norm_num_groups=4,
+        scaling_factor=0.7,
+        shift_factor=0.1,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
 
 
 def in_original_layout(weights: Mapping[str, torch.Tensor], config: SD3Config) -> dict[str, torch.Tensor]:

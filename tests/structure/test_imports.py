@@ -32,7 +32,7 @@ ALSO_AT_THE_TOP = {
 }
 ONLY_IN_FUNCTIONS = {
     "core": {"triton", "flash_attn", "xformers", "huggingface_hub"},
-    "encoders": {"transformers"},
+    "encoders": {"PIL", "transformers"},
     "denoisers": {"diffusers"},
     "vae": {"diffusers"},
     "language": {"tokenizers", "transformers", "jinja2", "llguidance"},
