@@ -22,7 +22,7 @@ from ..core.attention.base import FULL, AttentionSelector
 from ..core.blocks.joint import JointBlock, JointConfig
 from ..core.blocks.parallel import ParallelBlock
 from ..core.key_map import KeyMap, Layout, Rule
-from ..core.modulation import ShiftScale, ShiftScaleGate
+from ..core.modulation import ShiftScaleGate
 from ..core.norms import LayerNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
 from ..core.stream import Runner, run_blocks
@@ -30,7 +30,8 @@ from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid, thousandfold
 from .entries import rotary_axes, size, switch
-from .hoisting import HoistingModule, gated
+from .fitting import check_cells, check_guidance, check_pooled, check_states, check_unpadded
+from .hoisting import HoistingModule, gated, ungated
 from .keys import final_layer, joint_stream
 from .patches import patchify, unpatchify
 from .shapes import Marks, Shapes, rotary_share
@@ -187,7 +188,6 @@ class FluxDenoiser(HoistingModule):
         h = functional.silu(self.embed(conditioning, evaluations))  # [E, B, D]
         joint = [self._modulations(f"modulation.{i}", h, 4) for i in range(self.config.layers)]
         single = [self._modulations(f"single_modulation.{i}", h, 1) for i in range(self.config.single_layers)]
-        shift, scale = self.final_modulation(h)[:, :, None].chunk(2, dim=-1)
         return StagesPrepared(
             context=self.text_in(conditioning.states.to(self.text_in.weight.dtype)),
             rotary=self.rotary_tables(shape, conditioning.states),
@@ -196,7 +196,7 @@ class FluxDenoiser(HoistingModule):
             runner=runner,
             modulation=[[block[e] for block in joint] for e in range(len(evaluations))],
             single_modulation=[[block[e] for block in single] for e in range(len(evaluations))],
-            final=[ShiftScale(shift=a, scale=b) for a, b in zip(shift, scale, strict=True)],
+            final=ungated(self.final_modulation(h)),
             places={point.index: e for e, point in enumerate(evaluations)},
         )
 
@@ -229,22 +229,12 @@ class FluxDenoiser(HoistingModule):
         return rotary_table(self.config.rotary(), torch.cat((grid, text)).to(states.device))
 
     def _check_fits(self, conditioning: Conditioning, shape: tuple[int, ...]) -> None:
-        config, states, pooled = self.config, conditioning.states, conditioning.pooled
-        if states.shape[2] != config.text_width:
-            raise ValueError(f"text states are {states.shape[2]} wide; this model reads states of {config.text_width}")
-        if pooled is None or pooled.shape[1] != config.pooled_width:
-            found = "none" if pooled is None else f"of width {pooled.shape[1]}"
-            raise ValueError(f"pooled text is {found}; this model reads one of width {config.pooled_width}")
-        if config.guided != (conditioning.guidance is not None):
-            needs = "needs a guidance value" if config.guided else "takes no guidance value"
-            raise ValueError(f"guidance is {conditioning.guidance}; this model {needs}")
-        if states.shape[0] != shape[0]:
-            raise ValueError(f"text states have {states.shape[0]} rows for {shape[0]} rows of latents")
-        if not bool((conditioning.lengths == states.shape[1]).all()):
-            raise ValueError("text states are padded; this model attends to every token that it is given")
-        if shape[1] != config.latent_channels or shape[2] != 1 or shape[3] % PATCH or shape[4] % PATCH:
-            taken = f"{config.latent_channels} channels, one frame, sides in steps of {PATCH}"
-            raise ValueError(f"latents are {shape}; this model takes {taken}")
+        config = self.config
+        check_states(conditioning, shape[0], config.text_width)
+        check_pooled(conditioning, config.pooled_width)
+        check_guidance(conditioning, guided=config.guided)
+        check_unpadded(conditioning)
+        check_cells(shape, config.latent_channels, PATCH)
 
 
 def flux_key_map() -> KeyMap:

@@ -22,7 +22,6 @@ from ..core.blocks.joint import JointBlock, JointConfig
 from ..core.blocks.parallel import ParallelBlock
 from ..core.key_map import KeyMap, Layout, Rule
 from ..core.mlp import SwiGLU
-from ..core.modulation import ShiftScale
 from ..core.norms import LayerNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
 from ..core.stream import Runner, run_blocks
@@ -30,7 +29,8 @@ from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid, thousandfold
 from .entries import FILE, number, rotary_axes, size, switch
-from .hoisting import HoistingModule, gated
+from .fitting import check_guidance, check_states, check_unpadded
+from .hoisting import HoistingModule, gated, ungated
 from .keys import SWIGLU_LAYERS, final_layer, joint_stream
 from .patches import patchify, unpatchify
 from .shapes import Marks, Shapes, rotary_share
@@ -192,7 +192,6 @@ class Flux2Denoiser(HoistingModule):
         h = functional.silu(self.embed(conditioning, evaluations))[:, None]  # [E, 1, D]
         picture, text = (gated(self.projected(name, h), 2) for name in ("picture_modulation", "text_modulation"))
         single = gated(self.projected("single_modulation", h), 1)
-        shift, scale = self.final_modulation(h)[:, :, None].chunk(2, dim=-1)
         count = len(evaluations)
         return StagesPrepared(
             context=self.text_in(conditioning.states.to(self.text_in.weight.dtype)),
@@ -203,7 +202,7 @@ class Flux2Denoiser(HoistingModule):
             runner=runner,
             modulation=[[picture[e] + text[e]] * self.config.layers for e in range(count)],
             single_modulation=[[single[e]] * self.config.single_layers for e in range(count)],
-            final=[ShiftScale(shift=a, scale=b) for a, b in zip(shift, scale, strict=True)],
+            final=ungated(self.final_modulation(h)),
             places={point.index: e for e, point in enumerate(evaluations)},
         )
 
@@ -239,16 +238,10 @@ class Flux2Denoiser(HoistingModule):
         return torch.cat([self._tokens(latents) for latents in references], dim=1) if references else None
 
     def _check_fits(self, conditioning: Conditioning, shape: tuple[int, ...]) -> None:
-        config, states = self.config, conditioning.states
-        if states.shape[2] != config.text_width:
-            raise ValueError(f"text states are {states.shape[2]} wide; this model reads states of {config.text_width}")
-        if config.guided != (conditioning.guidance is not None):
-            needs = "needs a guidance value" if config.guided else "takes no guidance value"
-            raise ValueError(f"guidance is {conditioning.guidance}; this model {needs}")
-        if states.shape[0] != shape[0]:
-            raise ValueError(f"text states have {states.shape[0]} rows for {shape[0]} rows of latents")
-        if not bool((conditioning.lengths == states.shape[1]).all()):
-            raise ValueError("text states are padded; this model attends to every token that it is given")
+        config = self.config
+        check_states(conditioning, shape[0], config.text_width)
+        check_guidance(conditioning, guided=config.guided)
+        check_unpadded(conditioning)
         given = {"latents": shape, **{f"reference {k}": x.shape for k, x in enumerate(conditioning.references, 1)}}
         for name, found in given.items():
             if found[1] != config.latent_channels or found[2] != 1:

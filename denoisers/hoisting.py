@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core.loading import fill_module
-from ..core.modulation import ShiftScaleGate
+from ..core.modulation import ShiftScale, ShiftScaleGate
 from ..core.offload import StoredBlocks
 from ..core.stream import Block, Runner
 from ..core.weight_source import WeightSource
@@ -43,7 +43,9 @@ class HoistingModule(nn.Module):
         the blocks where `block_device` is the meta device."""
         stays = block_device is not None and block_device.type == "meta"
         walked = tuple(f"{name}." for name in self.walked) if stays else ()
-        fill_denoiser(self, source, (*self.hoisted, *walked), device=device, dtype=dtype)
+        absent = (*self.hoisted, *walked)
+        fill_module(self, source, dtype=dtype, device=device, hoisted=lambda name: name.startswith(absent))
+        self.requires_grad_(False).eval()
         self.source = source
 
     def runner(self, then: Runner) -> Runner:
@@ -56,24 +58,25 @@ class HoistingModule(nn.Module):
         return then if self.source is None or not names else StoredBlocks(source=self.source, names=names, then=then)
 
     def projected(self, name: str, h: Tensor) -> Tensor:
-        """The linear layer `name` of h, as `hoisted_linear`."""
-        return hoisted_linear(self, self.source, name, h)
+        """The linear layer `name` of h; where it is on the meta device its weights are read for this.
 
+        Raises:
+            ValueError: there is nothing to read them from.
+        """
+        linear = self.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        if not linear.weight.is_meta:
+            return linear(h)
+        names = [f"{name}.{leaf}" for leaf, _ in linear.named_parameters()]  # the weight, and the bias if there is one
+        source = self.weights_of(name)
+        return functional.linear(h, *(source.read(each, dtype=h.dtype, device=h.device) for each in names))
 
-def hoisted_linear(module: nn.Module, source: WeightSource | None, name: str, h: Tensor) -> Tensor:
-    """The linear layer `name` of a module, of h; where it is on the meta device its weights are read for this.
-
-    Raises:
-        ValueError: there is nothing to read them from.
-    """
-    linear = module.get_submodule(name)
-    assert isinstance(linear, nn.Linear)
-    if not linear.weight.is_meta:
-        return linear(h)
-    if source is None:
-        raise ValueError(f"{name} has no weights, and the denoiser no source to read them from")
-    names = [f"{name}.{leaf}" for leaf, _ in linear.named_parameters()]  # the weight, and the bias where there is one
-    return functional.linear(h, *(source.read(each, dtype=h.dtype, device=h.device) for each in names))
+    def weights_of(self, name: str) -> WeightSource:
+        """Where the weights of `name`, which is on the meta device, are read from. ValueError where there is nothing to
+        read them from."""
+        if self.source is None:
+            raise ValueError(f"{name} has no weights, and the denoiser no source to read them from")
+        return self.source
 
 
 def gated(table: Tensor, count: int) -> list[list[ShiftScaleGate]]:
@@ -88,10 +91,7 @@ def gated(table: Tensor, count: int) -> list[list[ShiftScaleGate]]:
     ]
 
 
-def fill_denoiser(
-    denoiser: nn.Module, source: WeightSource, hoisted: tuple[str, ...], *, device: torch.device, dtype: torch.dtype
-) -> None:
-    """Gives a denoiser on the meta device its weights; those whose names begin with one of `hoisted` stay in the files
-    of `source`, which each run reads."""
-    fill_module(denoiser, source, dtype=dtype, device=device, hoisted=lambda name: name.startswith(hoisted))
-    denoiser.requires_grad_(False).eval()
+def ungated(table: Tensor) -> list[ShiftScale]:
+    """By evaluation, the modulation in a table [E, B, 2 D]; tensors [B, 1, D]."""
+    shift, scale = table[:, :, None].chunk(2, dim=-1)
+    return [ShiftScale(shift=a, scale=b) for a, b in zip(shift, scale, strict=True)]

@@ -23,6 +23,7 @@ from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import frequencies, sinusoid
+from .fitting import text_mask
 from .patches import patchify, unpatchify
 
 TIME_SCALE = 300.0  # the largest angle of the time
@@ -219,13 +220,6 @@ class PlateDenoiser(nn.Module):
             raise ValueError(f"text states have {states.shape[0]} rows for {shape[0]} rows of latents")
         if shape[1] != channels or shape[3] % patch or shape[4] % patch:
             raise ValueError(f"latents are {shape}; this model takes {channels} channels, sides in steps of {patch}")
-
-
-def text_mask(lengths: Tensor, num_text: int, num_before: int) -> AttentionMask:
-    """Every query sees the `num_before` picture tokens and each row's valid text; no mask where no row is padded."""
-    if bool((lengths == num_text).all()):
-        return AttentionMask()
-    return AttentionMask(key_lengths=lengths + num_before)
 
 
 def sine_table(count: int, width: int) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.attention.base import FULL, AttentionMask, AttentionSelector
+from ..core.attention.base import AttentionMask, AttentionSelector
 from ..core.blocks.joint import JointBlock, JointConfig
 from ..core.key_map import KeyMap, Layout, Rule
 from ..core.modulation import Modulation, ShiftScale, Stretches
@@ -27,9 +27,10 @@ from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
 from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning
-from .embedding import SINUSOID_WIDTH, Embedder, sinusoid
+from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid
 from .entries import FILE, rotary_axes, size, switch
-from .hoisting import HoistingModule, gated
+from .fitting import check_guidance, check_states, text_mask
+from .hoisting import HoistingModule, gated, ungated
 from .keys import final_layer, joint_stream
 from .patches import patchify, unpatchify
 from .shapes import Marks, Shapes, rotary_share
@@ -37,7 +38,6 @@ from .shapes import Marks, Shapes, rotary_share
 HOISTED = ("modulation.",)
 """What the names of weights that only `prepare` uses begin with."""
 PATCH = 2
-TIME_SCALE = 1000.0
 NORM_EPS = 1e-6
 CLEAN_REFERENCES_KEY = "__index_timestep_zero__"
 """An empty entry by which single files say `zero_cond_t`."""
@@ -198,16 +198,15 @@ class QwenImageDenoiser(HoistingModule):
         states = conditioning.states[:, :longest].to(self.image_in.weight.dtype)
         h = functional.silu(self.embed([*(point.time for point in evaluations), 0.0]))[:, None]  # [E + 1, 1, D]
         blocks = [self._modulations(i, h, num_tokens) for i in range(self.config.layers)]
-        shift, scale = self.final_modulation(h[:-1])[:, :, None].chunk(2, dim=-1)
         return QwenImagePrepared(
             context=self.text_in(self.text_norm(states)),
             references=self._tokens(conditioning.references, shape[0]),
             rotary=rotary_table(self.config.rotary(), _positions(pictures, longest).to(states.device)),
-            mask=_mask(conditioning.lengths, sum(num_tokens), longest),
+            mask=text_mask(conditioning.lengths, longest, sum(num_tokens)),
             attention=attention,
             runner=runner,
             modulation=[[block[e] for block in blocks] for e in range(len(evaluations))],
-            final=[ShiftScale(shift=a, scale=b) for a, b in zip(shift, scale, strict=True)],
+            final=ungated(self.final_modulation(h[:-1])),
             places={point.index: e for e, point in enumerate(evaluations)},
         )
 
@@ -244,13 +243,9 @@ class QwenImageDenoiser(HoistingModule):
         return self.image_in(torch.cat([patchify(each.to(weight), PATCH) for each in references], dim=1))
 
     def _check_fits(self, conditioning: Conditioning, shape: tuple[int, ...]) -> None:
-        config, states = self.config, conditioning.states
-        if states.shape[2] != config.text_width:
-            raise ValueError(f"text states are {states.shape[2]} wide; this model reads states of {config.text_width}")
-        if conditioning.guidance is not None:
-            raise ValueError(f"guidance is {conditioning.guidance}; this model takes no guidance value")
-        if states.shape[0] != shape[0]:
-            raise ValueError(f"text states have {states.shape[0]} rows for {shape[0]} rows of latents")
+        config = self.config
+        check_states(conditioning, shape[0], config.text_width)
+        check_guidance(conditioning, guided=False)
         for name, each in (("latents", shape), *(("references", tuple(x.shape)) for x in conditioning.references)):
             if each[:3] != (shape[0], config.latent_channels, 1) or any(side % PATCH for side in each[3:]):
                 taken = f"{shape[0]} rows, {config.latent_channels} channels, one frame, sides in steps of {PATCH}"
@@ -267,13 +262,6 @@ def _positions(pictures: Sequence[tuple[int, ...]], num_text: int) -> Tensor:
     ]
     text = torch.arange(num_text) + max(side // 2 for pair in sides for side in pair)
     return torch.cat((*grids, text[:, None].expand(-1, 3)))
-
-
-def _mask(lengths: Tensor, num_before: int, longest: int) -> AttentionMask:
-    """Hides the padding of shorter texts, where there is any."""
-    if bool((lengths == longest).all()):
-        return FULL
-    return AttentionMask(key_lengths=lengths + num_before)
 
 
 def qwen_image_key_map() -> KeyMap:

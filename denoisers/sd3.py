@@ -30,7 +30,8 @@ from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid
 from .entries import FILE, size
-from .hoisting import HoistingModule, gated
+from .fitting import check_cells, check_guidance, check_pooled, check_states, check_unpadded
+from .hoisting import HoistingModule, gated, ungated
 from .patches import patchify, unpatchify
 from .shapes import Marks, Shapes
 
@@ -208,7 +209,7 @@ class SD3Denoiser(HoistingModule):
                 BlockInputs(rotary=None, mask=FULL, attention=attention, modulation=[block[e] for block in by_block])
                 for e in range(len(evaluations))
             ],
-            final=_ungated(self.final_modulation(h)),
+            final=ungated(self.final_modulation(h)),
             places={point.index: e for e, point in enumerate(evaluations)},
         )
 
@@ -237,9 +238,7 @@ class SD3Denoiser(HoistingModule):
     def _rows_of_table(self, rows: slice) -> Tensor:
         if not self.positions.is_meta:
             return self.positions[rows]
-        if self.source is None:
-            raise ValueError("positions has no weights, and the denoiser no source to read them from")
-        return self.source.read_rows("positions", rows)
+        return self.weights_of("positions").read_rows("positions", rows)
 
     def _block(self, i: int) -> JointBlock:
         kind = DualJointBlock if i in self.config.dual_layers else JointBlock
@@ -253,24 +252,15 @@ class SD3Denoiser(HoistingModule):
     def _last_modulations(self, h: Tensor) -> list[list[Modulation]]:
         width = self.config.width
         own, context = self.projected("last_modulation", h).split((6 * width, 2 * width), dim=-1)
-        return [[*each, read] for each, read in zip(gated(own, 2), _ungated(context), strict=True)]
+        return [[*each, read] for each, read in zip(gated(own, 2), ungated(context), strict=True)]
 
     def _check_fits(self, conditioning: Conditioning, shape: tuple[int, ...]) -> None:
-        config, states, pooled = self.config, conditioning.states, conditioning.pooled
-        if states.shape[2] != config.text_width:
-            raise ValueError(f"text states are {states.shape[2]} wide; this model reads states of {config.text_width}")
-        if pooled is None or pooled.shape[1] != config.pooled_width:
-            found = "none" if pooled is None else f"of width {pooled.shape[1]}"
-            raise ValueError(f"pooled text is {found}; this model reads one of width {config.pooled_width}")
-        if conditioning.guidance is not None:
-            raise ValueError(f"guidance is {conditioning.guidance}; this model takes no guidance value")
-        if states.shape[0] != shape[0]:
-            raise ValueError(f"text states have {states.shape[0]} rows for {shape[0]} rows of latents")
-        if not bool((conditioning.lengths == states.shape[1]).all()):
-            raise ValueError("text states are padded; this model attends to every token that it is given")
-        if shape[1] != config.latent_channels or shape[2] != 1 or shape[3] % PATCH or shape[4] % PATCH:
-            taken = f"{config.latent_channels} channels, one frame, sides in steps of {PATCH}"
-            raise ValueError(f"latents are {shape}; this model takes {taken}")
+        config = self.config
+        check_states(conditioning, shape[0], config.text_width)
+        check_pooled(conditioning, config.pooled_width)
+        check_guidance(conditioning, guided=False)
+        check_unpadded(conditioning)
+        check_cells(shape, config.latent_channels, PATCH)
         if max(shape[3:]) > config.grid * PATCH:
             raise ValueError(f"latents are {shape}; this model knows positions of {config.grid * PATCH} cells a side")
 
@@ -278,12 +268,6 @@ class SD3Denoiser(HoistingModule):
 def _count(block: JointBlock) -> int:
     """Modulations of a block, each of a shift, a scale and a gate."""
     return 5 if isinstance(block, DualJointBlock) else 4
-
-
-def _ungated(table: Tensor) -> list[ShiftScale]:
-    """By evaluation, the modulation in a table [E, B, 2 D]; tensors [B, 1, D]."""
-    shift, scale = table[:, :, None].chunk(2, dim=-1)
-    return [ShiftScale(shift=a, scale=b) for a, b in zip(shift, scale, strict=True)]
 
 
 def _dual_layers(value: object, layers: int) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from ..core.stream import Runner, Watching, run_blocks
 from ..schedulers.base import Point
 from ..schedulers.discrete import Prediction
 from .base import Conditioning
+from .fitting import check_guidance, check_states, text_mask
 from .unet_config import UNetConfig
 from .unet_keys import unet_key_map
 
@@ -79,12 +80,11 @@ class UNetDenoiser(nn.Module):
         watch = _watch(runner)
         self._check_fits(conditioning, shape)
         states, lengths = conditioning.states.to(self.dtype), conditioning.lengths
-        full = bool((lengths == states.shape[1]).all())
         return UNetPrepared(
             times=self.embed(conditioning, evaluations),
             places={point.index: e for e, point in enumerate(evaluations)},
             text={name: _keys_values(part, states) for name, part in self._text_attentions()},
-            mask=FULL if full else AttentionMask(key_lengths=lengths),
+            mask=text_mask(lengths, states.shape[1], 0),
             attention=attention,
             beside=conditioning.references[0][:, :, 0] if conditioning.references else None,
             watch=watch,
@@ -149,16 +149,11 @@ class UNetDenoiser(nn.Module):
                 yield name, part
 
     def _check_fits(self, conditioning: Conditioning, shape: tuple[int, ...]) -> None:
-        config, states = self.config, conditioning.states
-        if states.shape[2] != config.text_width:
-            raise ValueError(f"text states are {states.shape[2]} wide; this model reads states of {config.text_width}")
-        if states.shape[0] != shape[0]:
-            raise ValueError(f"text states have {states.shape[0]} rows for {shape[0]} rows of latents")
+        config = self.config
+        check_states(conditioning, shape[0], config.text_width)
         if shape[1] != config.out_channels or shape[2] != 1:
             raise ValueError(f"latents are {shape}; this model takes {config.out_channels} channels and one frame")
-        if (config.time_cond_proj_dim is not None) != (conditioning.guidance is not None):
-            needs = "takes no guidance value" if config.time_cond_proj_dim is None else "needs a guidance value"
-            raise ValueError(f"guidance is {conditioning.guidance}; this model {needs}")
+        check_guidance(conditioning, guided=config.time_cond_proj_dim is not None)
         wanted = [(shape[0], config.beside_channels, *shape[2:])] if config.beside_channels else []
         found = [tuple(latents.shape) for latents in conditioning.references]
         if found != wanted:

@@ -31,6 +31,7 @@ from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, Embedder, sinusoid
 from .entries import FILE, number, rotary_axes, size, switch
+from .fitting import check_cells, check_states, text_mask
 from .hoisting import HoistingModule
 from .patches import patchify_channels_last, unpatchify_channels_last
 from .shapes import Marks, Shapes, rotary_share
@@ -212,11 +213,12 @@ class ZImageDenoiser(HoistingModule):
         self._check_fits(conditioning, shape)
         num_image = (shape[3] // PATCH) * (shape[4] // PATCH)
         num_filled, lengths = filled_up(num_image), filled_up(conditioning.lengths)
+        num_text, layers, refiners = int(lengths.max()), self.config.layers, self.config.refiner_layers
         rotary = self.rotary_tables(shape, lengths)
         image_rotary, text_rotary = _split(rotary, num_filled)
         h = self.embed_times(evaluations, conditioning.states.device)
-        text_inputs = BlockInputs(rotary=text_rotary, mask=length_mask(lengths, 0), attention=attention)
-        joint_mask, layers, refiners = length_mask(lengths, num_filled), self.config.layers, self.config.refiner_layers
+        text_inputs = BlockInputs(rotary=text_rotary, mask=text_mask(lengths, num_text, 0), attention=attention)
+        joint_mask = text_mask(lengths, num_text, num_filled)
         return ZImagePrepared(
             text=self.refine_text(conditioning, lengths, text_inputs),
             padding=self.image_padding.expand(shape[0], num_filled - num_image, -1),
@@ -279,20 +281,15 @@ class ZImageDenoiser(HoistingModule):
         return nn.ModuleList(nn.Linear(config.time_width, 4 * config.width) for _ in range(count))
 
     def _check_fits(self, conditioning: Conditioning, shape: tuple[int, ...]) -> None:
-        config, states = self.config, conditioning.states
-        if states.shape[2] != config.text_width:
-            raise ValueError(f"text states are {states.shape[2]} wide; this model reads states of {config.text_width}")
+        config = self.config
+        check_states(conditioning, shape[0], config.text_width)
         if conditioning.guidance is not None or conditioning.pooled is not None or conditioning.references:
             raise ValueError("conditioning holds a guidance value, pooled text or references; this model takes none")
-        if states.shape[0] != shape[0]:
-            raise ValueError(f"text states have {states.shape[0]} rows for {shape[0]} rows of latents")
         shortest, longest = (int(each) for each in conditioning.lengths.aminmax())
         if shortest < 1 or longest > config.most_tokens:
             taken = f"1 to {config.most_tokens}"
             raise ValueError(f"text has {shortest} to {longest} tokens a row; this model takes {taken}")
-        if shape[1] != config.latent_channels or shape[2] != 1 or shape[3] % PATCH or shape[4] % PATCH:
-            taken = f"{config.latent_channels} channels, one frame, sides in steps of {PATCH}"
-            raise ValueError(f"latents are {shape}; this model takes {taken}")
+        check_cells(shape, config.latent_channels, PATCH)
         most_rows, most_columns = (PATCH * length for length in config.rotary_lengths[1:])
         if shape[3] > most_rows or shape[4] > most_columns:
             raise ValueError(f"latents are {shape}; this model has positions for {most_rows} x {most_columns} cells")
@@ -304,11 +301,6 @@ _Count = TypeVar("_Count", int, Tensor)
 def filled_up(count: _Count) -> _Count:
     """The next multiple of 32, of a number or of each in a tensor."""
     return count + -count % TOKENS_MULTIPLE
-
-
-def length_mask(lengths: Tensor, num_before: int) -> AttentionMask:
-    """Every query sees the `num_before` picture tokens and each row's own text; no mask where all have one length."""
-    return FULL if bool((lengths == lengths[0]).all()) else AttentionMask(key_lengths=lengths + num_before)
 
 
 def _split(rotary: Rotary, count: int) -> tuple[Rotary, Rotary]:

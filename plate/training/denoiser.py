@@ -26,7 +26,8 @@ from ...core.attention.base import AttentionSelector
 from ...core.attention.reference import ReferenceAttention
 from ...core.stream import Block, BlockInputs, Cache, Stream
 from ...core.whole_file import whole_file
-from ...denoisers.plate import PlateDenoiser, PlateDenoiserConfig, text_mask
+from ...denoisers.fitting import text_mask
+from ...denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from ...language.model import LanguageModel
 from ...language.padding import padded
 from ...language.tokenizer import Tokenizer, load_tokenizer

@@ -12,7 +12,6 @@ from calotype.core.loading import build_on_meta, load_weights
 from calotype.core.weight_source import WeightSource
 from calotype.denoisers.base import Conditioning
 from calotype.denoisers.flux import HOISTED, MARKS, FluxConfig, FluxDenoiser, flux_key_map
-from calotype.denoisers.hoisting import fill_denoiser
 from calotype.denoisers.patches import patchify, unpatchify
 from calotype.denoisers.shapes import PREFIXES, Shapes
 from calotype.schedulers import flow_schedule
@@ -142,8 +141,7 @@ def test_modulations_may_stay_in_the_file(pair, tmp_path):
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     device = torch.device("cpu")
     lean, file = build_on_meta(lambda: FluxDenoiser(ours.config)), tmp_path / "model.safetensors"
-    lean.source = WeightSource.for_module(lean, file, flux_key_map())
-    fill_denoiser(lean, lean.source, HOISTED, device=device, dtype=torch.float32)
+    lean.fill(WeightSource.for_module(lean, file, flux_key_map()), device=device, dtype=torch.float32)
     absent = {name for name, parameter in lean.named_parameters() if parameter.is_meta}
     assert absent == {name for name, _ in ours.named_parameters() if name.startswith(HOISTED)}
     assert len(absent) == 2 * (ours.config.layers + ours.config.single_layers)

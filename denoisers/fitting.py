@@ -1,0 +1,53 @@
+"""Whether conditioning and latents fit a model, before anything is computed; and what hides the padding of texts.
+
+Legend: B rows, C latent channels, h w latent cells, Lt text tokens.
+"""
+
+from torch import Tensor
+
+from ..core.attention.base import FULL, AttentionMask
+from .base import Conditioning
+
+
+def check_states(conditioning: Conditioning, rows: int, width: int) -> None:
+    """Makes sure that text states are `width` wide, and of as many rows as the latents. ValueError otherwise."""
+    found = conditioning.states.shape
+    if found[2] != width:
+        raise ValueError(f"text states are {found[2]} wide; this model reads states of {width}")
+    if found[0] != rows:
+        raise ValueError(f"text states have {found[0]} rows for {rows} rows of latents")
+
+
+def check_unpadded(conditioning: Conditioning) -> None:
+    """Makes sure that all states are of tokens, for models that attend to all of them. ValueError otherwise."""
+    if not bool((conditioning.lengths == conditioning.states.shape[1]).all()):
+        raise ValueError("text states are padded; this model attends to every token that it is given")
+
+
+def check_pooled(conditioning: Conditioning, width: int) -> None:
+    """Makes sure that there is pooled text, `width` wide. ValueError otherwise."""
+    pooled = conditioning.pooled
+    if pooled is None or pooled.shape[1] != width:
+        found = "none" if pooled is None else f"of width {pooled.shape[1]}"
+        raise ValueError(f"pooled text is {found}; this model reads one of width {width}")
+
+
+def check_guidance(conditioning: Conditioning, *, guided: bool) -> None:
+    """Makes sure that there is a guidance value where the model is told one, and none else. ValueError otherwise."""
+    if guided != (conditioning.guidance is not None):
+        needs = "needs a guidance value" if guided else "takes no guidance value"
+        raise ValueError(f"guidance is {conditioning.guidance}; this model {needs}")
+
+
+def check_cells(shape: tuple[int, ...], channels: int, patch: int) -> None:
+    """Makes sure that latents of `shape` [B, C, 1, h, w] have these channels, and whole patches of cells. ValueError
+    otherwise."""
+    if shape[1] != channels or shape[2] != 1 or shape[3] % patch or shape[4] % patch:
+        taken = f"{channels} channels, one frame, sides in steps of {patch}"
+        raise ValueError(f"latents are {shape}; this model takes {taken}")
+
+
+def text_mask(lengths: Tensor, num_text: int, num_before: int) -> AttentionMask:
+    """Every query sees the `num_before` picture tokens and each row's own of the `num_text` text tokens after them,
+    `lengths` [B]; no mask where no row is padded."""
+    return FULL if bool((lengths == num_text).all()) else AttentionMask(key_lengths=lengths + num_before)
