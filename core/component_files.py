@@ -86,7 +86,12 @@ def component_files(names: Collection[str], folder: str, variant: str | None = N
 def refuse_quantised(folder: Path) -> None:
     """Raises ValueError, with the method, where a component's config.json says that its weights are quantised."""
     path = folder / "config.json"
-    method: object = json_object(path).get("quantization_config") if path.is_file() else None
+    refuse_quantised_entries(folder, json_object(path) if path.is_file() else {})
+
+
+def refuse_quantised_entries(folder: Path, entries: Mapping[str, object]) -> None:
+    """The same, of a config.json that was read."""
+    method = entries.get("quantization_config")
     if isinstance(method, Mapping):
         kind = cast(Mapping[str, object], method).get("quant_method", "an unknown method")
         raise ValueError(f"{folder}: the weights are quantised ({kind}), which cannot be read; take the original ones")

@@ -1,8 +1,9 @@
 """Reading the entries of diffusers' transformer/config.json."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
+
+from ..core.diffusers_config import FLAG, POSITIVE, SIZE, Kind
 
 FILE = "transformer/config.json"
 _Axes = TypeVar("_Axes", bound=tuple[int, ...])
@@ -10,25 +11,23 @@ _Axes = TypeVar("_Axes", bound=tuple[int, ...])
 
 def size(entries: Mapping[str, Any], name: str, default: int) -> int:
     """A whole number over 0. Raises ValueError for anything else."""
-    value = entries.get(name, default)
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{FILE}: {name} is {value!r}; it must be a whole number over 0")
-    return value
+    return int(_of_kind(entries, name, default, SIZE))
 
 
 def number(entries: Mapping[str, Any], name: str, default: float) -> float:
     """A finite number over 0. Raises ValueError for anything else."""
-    value = entries.get(name, default)
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ValueError(f"{FILE}: {name} is {value!r}; it must be a number over 0")
-    return float(value)
+    return float(_of_kind(entries, name, default, POSITIVE))
 
 
 def switch(entries: Mapping[str, Any], name: str, default: bool = False) -> bool:
     """True or false. Raises ValueError for anything else."""
-    value = entries.get(name, default)
-    if not isinstance(value, bool):
-        raise ValueError(f"{FILE}: {name} is {value!r}; it must be true or false")
+    return bool(_of_kind(entries, name, default, FLAG))
+
+
+def _of_kind(entries: Mapping[str, Any], name: str, default: float, kind: Kind) -> Any:
+    value, (what, fits) = entries.get(name, default), kind
+    if not fits(value):
+        raise ValueError(f"{FILE}: {name} is {value!r}; it must be {what}")
     return value
 
 

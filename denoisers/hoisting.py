@@ -68,10 +68,10 @@ class HoistingModule(nn.Module):
         if not linear.weight.is_meta:
             return linear(h)
         names = [f"{name}.{leaf}" for leaf, _ in linear.named_parameters()]  # the weight, and the bias if there is one
-        source = self.weights_of(name)
+        source = self.source_of(name)
         return functional.linear(h, *(source.read(each, dtype=h.dtype, device=h.device) for each in names))
 
-    def weights_of(self, name: str) -> WeightSource:
+    def source_of(self, name: str) -> WeightSource:
         """Where the weights of `name`, which is on the meta device, are read from. ValueError where there is nothing to
         read them from."""
         if self.source is None:

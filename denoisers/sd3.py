@@ -238,7 +238,7 @@ class SD3Denoiser(HoistingModule):
     def _rows_of_table(self, rows: slice) -> Tensor:
         if not self.positions.is_meta:
             return self.positions[rows]
-        return self.weights_of("positions").read_rows("positions", rows)
+        return self.source_of("positions").read_rows("positions", rows)
 
     def _block(self, i: int) -> JointBlock:
         kind = DualJointBlock if i in self.config.dual_layers else JointBlock

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from ..core.attention.base import FULL, AttentionCall, AttentionMask, AttentionSelector
 from ..core.checkpoint import Files
+from ..core.diffusers_config import made
 from ..core.loading import build_on_meta, load_weights
 from ..core.stream import Runner, Watching, run_blocks
 from ..schedulers.base import Point
 from ..schedulers.discrete import Prediction
 from .base import Conditioning
 from .fitting import check_guidance, check_states, text_mask
-from .unet_config import UNetConfig
+from .unet_config import CLASS_NAME, UNetConfig
 from .unet_keys import unet_key_map
 
 NO_BLOCKS = "a UNet has none, its parts are of many sizes and are joined across levels"
@@ -232,10 +233,7 @@ def _module(config: UNetConfig) -> Any:
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
     build: Callable[..., Any] = UNet2DConditionModel
-    try:
-        unet = build(**config.entries())
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError, IndexError) as error:
-        raise ValueError(f"no UNet2DConditionModel can be made of this config: {error}") from error
+    unet = made(CLASS_NAME, lambda: build(**config.entries()))
     for name, part in unet.named_modules():
         if name.endswith((".attn1", ".attn2")):
             part.set_processor(PreparedAttention(name if name.endswith(".attn2") else None))

@@ -1,9 +1,11 @@
 """The sizes of a UNet of Stable Diffusion, and reading them from diffusers' config.json."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
+
+from ..core.diffusers_config import FLAG, SIZE, WORD, Kind, is_size
 
 FILE, CLASS_NAME = "unet/config.json", "UNet2DConditionModel"
 BLOCKS = ("DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D", "UNetMidBlock2DCrossAttn")
@@ -141,38 +143,30 @@ def _items(value: object) -> list[object]:
     return list(cast(list[object], value))
 
 
-def _is_size(value: object) -> bool:
-    return type(value) is int and value > 0
-
-
 def _are_sizes(value: object) -> bool:
     """A tuple of sizes, or of tuples of such."""
-    return isinstance(value, tuple) and all(_is_size(item) or _are_sizes(item) for item in _items(cast(object, value)))
+    return isinstance(value, tuple) and all(is_size(item) or _are_sizes(item) for item in _items(cast(object, value)))
 
 
 def _are_words(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(item, str) for item in _items(cast(object, value)))
 
 
-_Kind = tuple[str, Callable[[object], bool]]
-_SIZE: _Kind = ("a whole number over 0", _is_size)
-_SIZES: _Kind = ("a list of whole numbers over 0", _are_sizes)
-_ONE_OR_MORE: _Kind = ("a whole number over 0, or a list of such", lambda value: _is_size(value) or _are_sizes(value))
-_NUMBER: _Kind = ("a number", lambda value: type(value) in (int, float))
-_FLAG: _Kind = ("true or false", lambda value: isinstance(value, bool))
-_WORD: _Kind = ("a word", lambda value: isinstance(value, str))
-_WORDS: _Kind = ("a list of words", _are_words)
-_KINDS: Mapping[str, _Kind] = {
-    **dict.fromkeys(("in_channels", "out_channels", "sample_size", "norm_num_groups", "downsample_padding"), _SIZE),
-    **dict.fromkeys(("addition_time_embed_dim", "projection_class_embeddings_input_dim", "time_embedding_dim"), _SIZE),
-    **dict.fromkeys(("time_cond_proj_dim", "conv_in_kernel", "conv_out_kernel"), _SIZE),
+_SIZES: Kind = ("a list of whole numbers over 0", _are_sizes)
+_ONE_OR_MORE: Kind = ("a whole number over 0, or a list of such", lambda value: is_size(value) or _are_sizes(value))
+_NUMBER: Kind = ("a number", lambda value: type(value) in (int, float))
+_WORDS: Kind = ("a list of words", _are_words)
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("in_channels", "out_channels", "sample_size", "norm_num_groups", "downsample_padding"), SIZE),
+    **dict.fromkeys(("addition_time_embed_dim", "projection_class_embeddings_input_dim", "time_embedding_dim"), SIZE),
+    **dict.fromkeys(("time_cond_proj_dim", "conv_in_kernel", "conv_out_kernel"), SIZE),
     **dict.fromkeys(("block_out_channels", "reverse_transformer_layers_per_block"), _SIZES),
     **dict.fromkeys(("layers_per_block", "cross_attention_dim", "transformer_layers_per_block"), _ONE_OR_MORE),
     **dict.fromkeys(("attention_head_dim", "num_attention_heads"), _ONE_OR_MORE),
     **dict.fromkeys(("freq_shift", "mid_block_scale_factor", "norm_eps", "resnet_out_scale_factor"), _NUMBER),
-    **dict.fromkeys(("flip_sin_to_cos", "use_linear_projection", "upcast_attention", "resnet_skip_time_act"), _FLAG),
-    **dict.fromkeys(("mid_block_type", "act_fn", "addition_embed_type", "resnet_time_scale_shift"), _WORD),
-    **dict.fromkeys(("timestep_post_act",), _WORD),
+    **dict.fromkeys(("flip_sin_to_cos", "use_linear_projection", "upcast_attention", "resnet_skip_time_act"), FLAG),
+    **dict.fromkeys(("mid_block_type", "act_fn", "addition_embed_type", "resnet_time_scale_shift"), WORD),
+    **dict.fromkeys(("timestep_post_act",), WORD),
     **dict.fromkeys(("down_block_types", "up_block_types"), _WORDS),
 }
 _MAY_BE_NULL = ("mid_block_type", *(field.name for field in dataclasses.fields(UNetConfig) if field.default is None))

@@ -5,7 +5,7 @@ transformers' own loading accepts keys that match nothing, prints, and can read 
 
 import logging
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from ..core.component_files import refuse_quantised_entries
 from ..core.key_map import KeyMap, named_weights
 from ..core.key_rules import Layout, Rule
 from ..core.loading import build_on_meta
@@ -128,10 +129,7 @@ def quiet() -> Generator[None, None, None]:
 
 def _config(folder: Path, architecture: Architecture) -> Any:
     entries = dict(read_entries(folder))
-    method: object = entries.get("quantization_config")
-    if isinstance(method, Mapping):
-        kind = cast(Mapping[str, object], method).get("quant_method", "an unknown method")
-        raise ValueError(f"{folder}: the weights are quantised ({kind}), which cannot be read; take the original ones")
+    refuse_quantised_entries(folder, entries)
     for name in ("dtype", "torch_dtype"):  # parts of models would be made in it
         entries.pop(name, None)
     with quiet():

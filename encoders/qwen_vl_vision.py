@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ..core.attention.base import AttentionMask, AttentionSelector
 from ..core.blocks.decoder import DecoderBlock, DecoderConfig
+from ..core.component_files import component_weights
 from ..core.key_map import KeyMap, Reshape, Rule
 from ..core.key_rules import Layout
 from ..core.loading import build_on_meta
@@ -25,7 +26,7 @@ from ..core.offload import StoredWeights, filled
 from ..core.ops.row_product import Linear
 from ..core.rotary import RotaryConfig, grid_positions, rotary_table
 from ..core.stream import BlockInputs, NoCache, Stream
-from ..language.checkpoints import read_entries, weights_of
+from ..language.checkpoints import read_entries
 from ..language.families.base import Entries
 from ..language.families.rotary import read_rotary
 
@@ -209,7 +210,7 @@ def load_vision_tower(
     """
     config = VisionConfig.from_entries(read_entries(folder))
     tower = build_on_meta(lambda: VisionTower(config, attention=attention))
-    stored = filled(tower, weights_of(folder, variant), vision_key_map(), dtype=dtype, device=device)
+    stored = filled(tower, component_weights(folder, variant), vision_key_map(), dtype=dtype, device=device)
     return tower.requires_grad_(False).eval(), stored
 
 

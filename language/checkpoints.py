@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from ..core.attention.base import AttentionSelector
 from ..core.checkpoint import read_checkpoint
-from ..core.component_files import component_weights
+from ..core.component_files import component_weights, refuse_quantised_entries
 from ..core.hub import hub_folder, is_hub_id
 from ..core.json_file import json_object
 from ..core.key_map import KeyMap
@@ -65,7 +65,7 @@ def load_transformers_model(
     folder: Path, *, device: torch.device, dtype: torch.dtype, attention: AttentionSelector
 ) -> LanguageModel:
     """The model alone. Errors as for `load_transformers_folder`."""
-    config, files = model_config(folder), weights_of(folder)
+    config, files = model_config(folder), component_weights(folder)
     if config.tie_embeddings and not _head_is_tied(read_checkpoint(files)):
         config = dataclasses.replace(config, tie_embeddings=False)
     key_map = family_of(read_entries(folder)).key_map(config)
@@ -88,7 +88,7 @@ def load_headless_model(
 
     Errors as for `load_transformers_folder`, and ValueError for more blocks than there are.
     """
-    config, files = model_config(folder), weights_of(folder, variant)
+    config, files = model_config(folder), component_weights(folder, variant)
     if not 0 <= blocks <= config.layers:
         raise ValueError(f"{folder}: layer {blocks} is to be read; this model has layers 0 to {config.layers}")
     kept = max(blocks, 1)
@@ -127,32 +127,11 @@ def read_entries(folder: Path) -> Mapping[str, Any]:
 def model_config(folder: Path) -> LanguageModelConfig:
     """The sizes of a folder's model. Errors as for `load_transformers_folder`."""
     entries = read_entries(folder)
-    method: object = entries.get("quantization_config")
-    if isinstance(method, Mapping):
-        kind = cast(Mapping[str, object], method).get("quant_method", "an unknown method")
-        raise ValueError(f"{folder}: the weights are quantised ({kind}), which cannot be read; take the original ones")
+    refuse_quantised_entries(folder, entries)
     try:
         return family_of(entries).config(entries)
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from None
-
-
-def weights_of(folder: Path, variant: str | None = None) -> Path:
-    """What holds a folder's weights, in one `variant` where it is given: repositories may hold a second copy under
-    another name.
-
-    Raises:
-        FileNotFoundError: no such variant. ValueError: there are pickled weights only.
-    """
-    if variant is not None:
-        return component_weights(folder, variant)
-    for name in (_INDEX, "model.safetensors"):
-        if (folder / name).is_file():
-            return folder / name
-    pickled = sorted(file.name for file in folder.glob("*.bin"))
-    if pickled and not any(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder}: only pickled weights ({pickled[0]}), which are never loaded; convert them")
-    return folder
 
 
 def _head_is_tied(tensors: Mapping[str, StoredTensor]) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..core.attention.base import AttentionSelector
 from ..core.checkpoint import file_digest, read_header
+from ..core.json_file import json_object
 from ..core.key_map import KeyMap, named_weights
 from ..core.key_rules import Layout, Rule
 from ..core.loading import build_on_meta, load_weights, save_weights
@@ -180,11 +181,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
     Raises:
         ValueError: not a JSON object, or one of another family.
     """
-    try:
-        found: object = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise ValueError(f"{path}: not a config file: {error}") from None
-    config = cast(Mapping[str, Any], found) if isinstance(found, dict) else {}
+    config = json_object(path)
     if config.get("family") != FAMILY:
         raise ValueError(f"{path}: family is {config.get('family')!r}; the only family that loads today is {FAMILY!r}")
     return config

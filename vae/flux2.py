@@ -19,11 +19,10 @@ from torch.nn import functional
 from ..core.checkpoint import Files
 from ..core.component_files import component_weights
 from ..core.copies import moved
-from ..core.json_file import json_object
+from ..core.diffusers_config import POSITIVE, SIZES, checked, made, read_config
 from ..core.key_map import KeyMap, Layout, Rule
 from ..core.loading import build_on_meta, load_weights
 from ..core.shapes import Shapes
-from .kinds import POSITIVE, SIZES, checked
 from .kl import KLAutoencoder
 from .kl_config import CLASS_NAME, KLConfig, kl_config
 from .kl_keys import kl_key_map
@@ -145,13 +144,7 @@ def load_flux2_kl(
         weights are damaged, pickled, or do not fit the config.
     """
     folder = Path(folder)
-    path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; an autoencoder's folder in diffusers' layout holds one")
-    try:
-        config = Flux2KLConfig.from_entries(json_object(path))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    config = read_config(folder, "an autoencoder", Flux2KLConfig.from_entries)
     files = component_weights(folder, variant)
     return _loaded(files, config, device=device, dtype=dtype, tiling=tiling, slicing=slicing)
 
@@ -220,10 +213,7 @@ def _build(config: Flux2KLConfig) -> nn.Module:
     from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
 
     build: Callable[..., nn.Module] = AutoencoderKLFlux2
-    try:
-        module = build_on_meta(lambda: build(**config.entries()))
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
-        raise ValueError(f"no {FLUX2_CLASS} can be made of this config: {error}") from error
+    module = made(FLUX2_CLASS, lambda: build_on_meta(lambda: build(**config.entries())))
     module.register_module("bn", nn.Identity())
     return module
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from ..core.checkpoint import Files
 from ..core.component_files import component_weights
 from ..core.copies import moved
+from ..core.diffusers_config import made
 from ..core.loading import build_on_meta, load_weights
-from .kl_config import KLConfig, read_kl_config
+from .kl_config import CLASS_NAME, KLConfig, read_kl_config
 from .kl_keys import kl_key_map
 from .tiling import Tiling, tiled
 
@@ -175,10 +176,7 @@ def _build(config: KLConfig) -> nn.Module:
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
     build: Callable[..., nn.Module] = AutoencoderKL
-    try:
-        return build_on_meta(lambda: build(**config.entries()))
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
-        raise ValueError(f"no AutoencoderKL can be made of this config: {error}") from error
+    return made(CLASS_NAME, lambda: build_on_meta(lambda: build(**config.entries())))
 
 
 def _dtype(module: nn.Module) -> torch.dtype:

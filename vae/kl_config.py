@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.json_file import json_object
-from .kinds import FLAG, NUMBER, NUMBERS, POSITIVE, SIZE, SIZES, WORD, Kind, checked
+from ..core.diffusers_config import FLAG, NUMBER, NUMBERS, POSITIVE, SIZE, SIZES, WORD, Kind, checked, read_config
 
 CLASS_NAME = "AutoencoderKL"
 _DOWN, _UP = "DownEncoderBlock2D", "UpDecoderBlock2D"
@@ -83,14 +82,7 @@ def read_kl_config(folder: Path) -> KLConfig:
         FileNotFoundError: it has no config.json. ValueError: that is not the config of an `AutoencoderKL`, or has an
         entry that is not known or of another type.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; an autoencoder's folder in diffusers' layout holds one")
-    entries = json_object(path)
-    try:
-        return kl_config(entries)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return read_config(folder, "an autoencoder", kl_config)
 
 
 def kl_config(entries: Mapping[str, object]) -> KLConfig:

@@ -17,10 +17,9 @@ from torch.nn import functional
 
 from ..core.checkpoint import Files
 from ..core.component_files import component_weights
-from ..core.json_file import json_object
+from ..core.diffusers_config import FLAGS, NUMBERS, SIZE, SIZES, Kind, checked, made, read_config
 from ..core.key_map import KeyMap, Layout, Rule, named_weights
 from ..core.loading import build_on_meta, load_weights
-from .kinds import FLAGS, NUMBERS, SIZE, SIZES, Kind, checked
 from .kl import KLAutoencoder
 from .kl_config import KLConfig
 from .tiling import Tiling
@@ -79,13 +78,7 @@ def read_qwen_image_vae_config(folder: Path) -> QwenImageVAEConfig:
         FileNotFoundError: it has no config.json. ValueError: that is not the config of an `AutoencoderKLQwenImage`, or
         has an entry that is not known or of another type.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; an autoencoder's folder in diffusers' layout holds one")
-    try:
-        return _config(json_object(path))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return read_config(folder, "an autoencoder", _config)
 
 
 class QwenImageAutoencoder(KLAutoencoder):
@@ -176,10 +169,7 @@ def _build(config: QwenImageVAEConfig) -> nn.Module:
 
     build: Any = theirs.AutoencoderKLQwenImage
     entries = {name: list(each) if isinstance(each, tuple) else each for name, each in vars(config).items()}
-    try:
-        module: nn.Module = build_on_meta(lambda: build(**entries))
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
-        raise ValueError(f"no {CLASS_NAME} can be made of this config: {error}") from error
+    module: nn.Module = made(CLASS_NAME, lambda: build_on_meta(lambda: build(**entries)))
     causal: Any = theirs.QwenImageCausalConv3d
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
