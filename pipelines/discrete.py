@@ -8,10 +8,12 @@ from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
 from ..denoisers.unet_config import UNetConfig
 from ..schedulers import DiscreteConfig, Sampler, Schedule, ScheduleMaker, sampler_for
 from ..schedulers.discrete import DISCRETE
+from .distilled import check_told, with_told
 from .ends import DiscreteEnds
-from .family import num_steps
+from .family import guidance_scale, num_steps
 from .recipe import Recipe
 from .request import Request
+from .true_cfg import begins_above_1
 
 BETAS = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "steps_offset": 1}
 """Of the published models' schedulers."""
@@ -67,16 +69,13 @@ class ScaledGuidance:
 
     def check(self, request: Request) -> None:
         """Refuses a guidance object that tells a value to a model without that input, or none to one with it."""
-        given = request.guidance
-        if isinstance(given, Distilled) and (given.scale is not None) != self.told:
-            raise ValueError(f"guidance is {given}; this model is told {'a value' if self.told else 'no value (None)'}")
+        check_told(request, guided=self.told)
 
     def of(self, request: Request, recipe: Recipe) -> Guidance:
         """What a request asks for."""
-        scale = float(recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale)
-        given = request.guidance
-        if given is not None:
-            return Distilled(scale, then=given) if self.told and not isinstance(given, Distilled) else given
+        scale = guidance_scale(request, recipe)
+        if request.guidance is not None:
+            return with_told(request.guidance, scale if self.told else None)
         if self.told:
             return Distilled(scale)
         rescale = recipe.guidance_rescale if request.guidance_rescale is None else request.guidance_rescale
@@ -87,4 +86,4 @@ class ScaledGuidance:
         scale = request.guidance_scale
         if scale is None or self.told or not 0 < scale < 1:
             return ()
-        return (f"guidance_scale {scale} has no effect: it begins above 1; give guidance=ClassifierFree({scale})",)
+        return (begins_above_1("guidance_scale", scale),)

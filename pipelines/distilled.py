@@ -13,6 +13,13 @@ def check_told(request: Request, *, guided: bool) -> None:
         raise ValueError(f"guidance is {given}; this model is told {wanted}")
 
 
+def check_not_told(request: Request) -> None:
+    """Makes sure that a request's guidance tells no value, for a model that is guided by two passes. ValueError
+    otherwise."""
+    if isinstance(request.guidance, Distilled) and request.guidance.scale is not None:
+        raise ValueError(f"guidance is {request.guidance}; this model is told no value, give ClassifierFree(...)")
+
+
 def with_told(given: Guidance, told: float | None) -> Guidance:
     """A request's guidance object for a model that is told `told` (None: models without such an input), unless the
     object itself says what to tell."""

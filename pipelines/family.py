@@ -13,6 +13,7 @@ from ..encoders.base import TextEncoder
 from ..schedulers import Schedule, flow_schedule, flow_schedule_from_sigmas
 from .recipe import Recipe
 from .request import Request
+from .text_options import conditioning_of
 
 COMMON = frozenset(
     (
@@ -105,9 +106,9 @@ class PlainFamily:
             )
         if request.guidance is not None:
             return request.guidance
-        scale = recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale
+        scale = guidance_scale(request, recipe)
         rescale = recipe.guidance_rescale if request.guidance_rescale is None else request.guidance_rescale
-        return ClassifierFree(float(scale), rescale=float(rescale))
+        return ClassifierFree(scale, rescale=float(rescale))
 
     def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
         """Equal steps, shifted by the recipe's shift; or the given sigmas as they are."""
@@ -124,7 +125,7 @@ class PlainFamily:
     ) -> Conditioning:
         """The language model's states."""
         text = encoders["llm"](prompts)
-        return Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
+        return conditioning_of(text)
 
     def described(self, request: Request) -> Mapping[str, Any]:
         """Nothing."""
@@ -138,3 +139,8 @@ class PlainFamily:
 def num_steps(request: Request, recipe: Recipe) -> int:
     """Steps that a request asks for, else the recipe's."""
     return recipe.num_inference_steps if request.num_inference_steps is None else request.num_inference_steps
+
+
+def guidance_scale(request: Request, recipe: Recipe) -> float:
+    """The scale that a request asks for, else the recipe's."""
+    return float(recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale)

@@ -23,14 +23,14 @@ from ..vae.kl_config import FLUX_1
 from ..vae.kl_shapes import load_kl_like
 from .base import Source
 from .distilled import check_told, with_told
-from .family import COMMON
+from .family import COMMON, guidance_scale
 from .flow import late_steps, size_shifted_schedule
 from .folders import check_entries
 from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_pooled, check_text, limited
+from .text_options import check_pooled, check_text, limited, options_given
 from .true_cfg import has_negative, true_cfg_warnings
 
 FAMILY = "flux"
@@ -77,8 +77,8 @@ class FluxFamily:
 
     def guidance(self, request: Request, recipe: Recipe) -> Guidance:
         """The distilled value, and classifier-free guidance where it is asked for."""
-        scale = recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale
-        told = float(scale) if self.guided else None
+        scale = guidance_scale(request, recipe)
+        told = scale if self.guided else None
         if request.guidance is not None:
             return with_told(request.guidance, told)
         if not has_negative(request) or request.true_cfg_scale is None or request.true_cfg_scale <= 1:
@@ -104,8 +104,7 @@ class FluxFamily:
 
     def described(self, request: Request) -> Mapping[str, Any]:
         """The length, where it is given."""
-        length = request.max_sequence_length
-        return {} if length is None else {"max_sequence_length": length}
+        return options_given(request, "max_sequence_length")
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here."""

@@ -29,7 +29,7 @@ from ..vae.flux2 import PATCH, load_flux2_kl, load_flux2_kl_file
 from .base import Source
 from .distilled import check_told, with_told
 from .edit import Pictures
-from .family import COMMON
+from .family import COMMON, guidance_scale
 from .flow import late_steps, size_shifted_schedule
 from .folders import check_entries
 from .image import ImagePipeline
@@ -37,7 +37,8 @@ from .parts import Layout, Parts
 from .pictures import centre_crop, resized, size_text
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_text, check_unpadded, limited
+from .text_options import check_text, check_unpadded, conditioning_of, limited, options_given
+from .true_cfg import begins_above_1
 
 FAMILY = "flux2"
 LAYOUT = Layout(
@@ -84,7 +85,7 @@ class Flux2Family:
 
     def guidance(self, request: Request, recipe: Recipe) -> Guidance:
         """The distilled value, or classifier-free guidance."""
-        scale = float(recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale)
+        scale = guidance_scale(request, recipe)
         told = scale if self.kind == "dev" else None
         if request.guidance is not None:
             return with_told(request.guidance, told)
@@ -108,8 +109,7 @@ class Flux2Family:
 
     def described(self, request: Request) -> Mapping[str, Any]:
         """The length, where it is given."""
-        length = request.max_sequence_length
-        return {} if length is None else {"max_sequence_length": length}
+        return options_given(request, "max_sequence_length")
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here."""
@@ -119,7 +119,7 @@ class Flux2Family:
         if self.kind == "klein" and scale > 1:
             return (f"guidance_scale {scale} has no effect: this model was made to run without",)
         if self.kind == "klein base" and scale < 1:
-            return (f"guidance_scale {scale} has no effect: it begins above 1; give guidance=ClassifierFree({scale})",)
+            return (begins_above_1("guidance_scale", scale),)
         return ()
 
 
@@ -229,7 +229,7 @@ def _kind(parts: Parts, config: Flux2Config) -> Kind:
 
 def _condition(encoders: Mapping[str, TextEncoder], prompts: Sequence[str], request: Request) -> Conditioning:
     text = limited(encoders["llm"], request)(prompts)
-    return Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
+    return conditioning_of(text)
 
 
 def _check_widths(parts: Parts, config: Flux2Config, num_layers: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
 from ..denoisers.base import Conditioning
-from ..denoisers.guidance import ClassifierFree, Distilled, Guidance, TokenNorm, Unguided
+from ..denoisers.guidance import ClassifierFree, Guidance, TokenNorm, Unguided
 from ..denoisers.qwen_image import MARKS, PATCH, QwenImageConfig, QwenImageDenoiser, qwen_image_key_map
 from ..encoders.base import TextEncoder
 from ..encoders.decoder import Layer, load_decoder_encoder
@@ -22,13 +22,14 @@ from ..schedulers import Schedule
 from ..schedulers.flow_match import FlowMatchConfig
 from ..vae.qwen_image import load_qwen_image_vae, load_qwen_image_vae_file
 from .base import Source
+from .distilled import check_not_told
 from .family import COMMON
 from .flow import late_steps, size_shifted_schedule
 from .image import ImagePipeline
 from .parts import EncoderLoader, Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_text, limited
+from .text_options import check_text, conditioning_of, limited, options_given
 from .true_cfg import has_negative, true_cfg_warnings
 
 FAMILY = "qwen-image"
@@ -71,8 +72,7 @@ class QwenImageFamily:
         check_text(request, longest=LONGEST)
         if request.guidance_scale is not None and request.true_cfg_scale is not None:
             raise ValueError("guidance_scale and true_cfg_scale are the same for this model; give one of the two")
-        if isinstance(request.guidance, Distilled) and request.guidance.scale is not None:
-            raise ValueError(f"guidance is {request.guidance}; this model is told no value, give ClassifierFree(...)")
+        check_not_told(request)
 
     def guidance(self, request: Request, recipe: Recipe) -> Guidance:
         """Classifier-free guidance where it is asked for."""
@@ -97,12 +97,11 @@ class QwenImageFamily:
     ) -> Conditioning:
         """The language model's last states of the prompts in their template."""
         text = limited(encoders["llm"], request)(prompts)
-        return Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
+        return conditioning_of(text)
 
     def described(self, request: Request) -> Mapping[str, Any]:
         """The length, where it is given."""
-        length = request.max_sequence_length
-        return {} if length is None else {"max_sequence_length": length}
+        return options_given(request, "max_sequence_length")
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What a scale does not do here."""

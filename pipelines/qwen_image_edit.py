@@ -26,6 +26,7 @@ from .parts import Layout, Parts
 from .pictures import resized, size_text
 from .qwen_image import QwenImageFamily, pipeline_of
 from .request import Request
+from .text_options import conditioning_of
 
 FAMILY = "qwen-image-edit"
 LAYOUT = Layout(
@@ -87,7 +88,7 @@ class QwenImageEditing:
         distinct = {id(picture): picture for row in pictures for picture in row}
         seen = {key: resized(picture, *_sides(self.seen, picture)) for key, picture in distinct.items()}
         text = encoder(prompts, [[seen[id(picture)] for picture in row] for row in pictures])
-        return Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
+        return conditioning_of(text)
 
 
 def load_qwen_image_edit(parts: Parts) -> ImagePipeline:

@@ -30,7 +30,7 @@ from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_text, skipping
+from .text_options import check_text, conditioning_of, options_given, skipping
 
 FAMILY = "sd"
 MAX_TOKENS = 77
@@ -91,11 +91,11 @@ class SDFamily:
     ) -> Conditioning:
         """CLIP's states."""
         text = skipping(encoders["clip"], request)(prompts)
-        return Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
+        return conditioning_of(text)
 
     def described(self, request: Request) -> Mapping[str, Any]:
         """The layers skipped, where they are given."""
-        return {} if request.clip_skip is None else {"clip_skip": request.clip_skip}
+        return options_given(request, "clip_skip")
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here."""

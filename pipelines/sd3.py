@@ -18,7 +18,7 @@ from torch.nn import functional
 from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
 from ..denoisers.base import Conditioning
-from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
+from ..denoisers.guidance import ClassifierFree, Guidance
 from ..denoisers.sd3 import MARKS, PATCH, SD3Config, SD3Denoiser
 from ..denoisers.sd3_keys import sd3_key_map
 from ..encoders.base import EncodedText, TextEncoder
@@ -30,14 +30,16 @@ from ..vae.kl import load_kl
 from ..vae.kl_config import SD_3
 from ..vae.kl_shapes import load_kl_like
 from .base import Source
-from .family import COMMON, num_steps
+from .distilled import check_not_told
+from .family import COMMON, guidance_scale, num_steps
 from .flow import late_steps, size_shifted_schedule
 from .folders import check_entries, config_of
 from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_pooled, check_text, limited, skipping
+from .text_options import check_pooled, check_text, limited, options_given, skipping
+from .true_cfg import begins_above_1
 
 FAMILY = "sd3"
 MAX_TOKENS, LONGEST = 256, 512  # that T5 reads where nothing is said, and at most
@@ -79,15 +81,14 @@ class SD3Family:
         """The length is within what the model was made for; it is told no guidance value."""
         check_text(request, longest=LONGEST)
         check_pooled(request)
-        if isinstance(request.guidance, Distilled) and request.guidance.scale is not None:
-            raise ValueError(f"guidance is {request.guidance}; this model is told no value, give ClassifierFree(...)")
+        check_not_told(request)
 
     def guidance(self, request: Request, recipe: Recipe) -> Guidance:
         """u + scale (c - u), or c alone."""
         if request.guidance is not None:
             return request.guidance
-        scale = recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale
-        return ClassifierFree(max(float(scale), 1.0))
+        scale = guidance_scale(request, recipe)
+        return ClassifierFree(max(scale, 1.0))
 
     def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
         """The scheduler's own steps, whose ends are shifted twice as the reference's are, or the given sigmas,
@@ -122,8 +123,7 @@ class SD3Family:
 
     def described(self, request: Request) -> Mapping[str, Any]:
         """The length and the layers skipped, where they are given."""
-        given = {"max_sequence_length": request.max_sequence_length, "clip_skip": request.clip_skip}
-        return {name: value for name, value in given.items() if value is not None}
+        return options_given(request, "max_sequence_length", "clip_skip")
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here."""
@@ -131,7 +131,7 @@ class SD3Family:
         if scale is not None and self.distilled and scale > 1:
             return (f"guidance_scale {scale}: this model was made to run without guidance",)
         if scale is not None and 0 < scale < 1:
-            return (f"guidance_scale {scale} has no effect: it begins above 1; give guidance=ClassifierFree({scale})",)
+            return (begins_above_1("guidance_scale", scale),)
         return ()
 
     def _zeros(self, like: Tensor, request: Request) -> EncodedText:

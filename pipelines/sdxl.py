@@ -34,7 +34,7 @@ from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_text, skipping
+from .text_options import check_text, conditioning_given, options_given, skipping
 from .values import is_int, is_number
 
 FAMILY = "sdxl"
@@ -87,9 +87,8 @@ class SDXLFamily:
         check_text(request, longest=MAX_TOKENS)
         _check_told(request)
         _check_shares(request)
-        given = request.given_conditioning
-        for part in () if given is None else (given.positive, given.negative):
-            if part is not None and (part.pooled is None or part.time_ids is None):
+        for part in conditioning_given(request):
+            if part.pooled is None or part.time_ids is None:
                 raise ValueError("conditioning: this model reads a pooled vector, and time_ids")
 
     def guidance(self, request: Request, recipe: Recipe) -> Guidance:
@@ -146,8 +145,7 @@ class SDXLFamily:
 
     def described(self, request: Request) -> Mapping[str, Any]:
         """The options for text and shares, and what the model is told, where they are given."""
-        names = ("clip_skip", *TOLD, "denoising_start", "denoising_end")
-        return {name: vars(request)[name] for name in names if vars(request)[name] is not None}
+        return options_given(request, "clip_skip", *TOLD, "denoising_start", "denoising_end")
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here."""

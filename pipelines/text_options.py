@@ -1,6 +1,9 @@
 """What families make of a request's options for text encoders, and of conditioning that is given instead of prompts."""
 
-from ..encoders.base import LimitedEncoder, SkippingEncoder, TextEncoder
+from typing import Any
+
+from ..denoisers.base import Conditioning
+from ..encoders.base import EncodedText, LimitedEncoder, SkippingEncoder, TextEncoder
 from .request import Request
 
 SHORTEST = 2
@@ -19,18 +22,32 @@ def check_text(request: Request, *, longest: int) -> None:
 
 def check_pooled(request: Request) -> None:
     """Makes sure that conditioning, where it is given, has no padding, and pooled vectors. ValueError otherwise."""
-    given = request.given_conditioning
-    for part in () if given is None else (given.positive, given.negative):
-        if part is not None and (part.pooled is None or bool((part.lengths != part.states.shape[1]).any())):
+    for part in conditioning_given(request):
+        if part.pooled is None or bool((part.lengths != part.states.shape[1]).any()):
             raise ValueError("conditioning: this model reads states without padding, and a pooled vector")
 
 
 def check_unpadded(request: Request) -> None:
     """Makes sure that conditioning, where it is given, has no padding. ValueError otherwise."""
-    given = request.given_conditioning
-    for part in () if given is None else (given.positive, given.negative):
-        if part is not None and bool((part.lengths != part.states.shape[1]).any()):
+    for part in conditioning_given(request):
+        if bool((part.lengths != part.states.shape[1]).any()):
             raise ValueError("conditioning: this model reads states without padding")
+
+
+def conditioning_given(request: Request) -> list[Conditioning]:
+    """Both sides of the conditioning that is given instead of prompts, as far as there are any."""
+    given = request.given_conditioning
+    return [] if given is None else [part for part in (given.positive, given.negative) if part is not None]
+
+
+def options_given(request: Request, *names: str) -> dict[str, Any]:
+    """Those of a request's arguments `names` that are given, for the manifest."""
+    return {name: vars(request)[name] for name in names if vars(request)[name] is not None}
+
+
+def conditioning_of(text: EncodedText) -> Conditioning:
+    """One encoder's states, without its pooled text."""
+    return Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
 
 
 def limited(encoder: TextEncoder, request: Request) -> TextEncoder:

@@ -15,5 +15,10 @@ def true_cfg_warnings(request: Request, name: str, scale: float | None) -> tuple
     if scale is not None and scale > 1 and not has_negative(request):
         return (f"{name} has no effect without a negative_prompt",)
     if scale is not None and scale < 1:
-        return (f"{name} {scale} has no effect: it begins above 1; give guidance=ClassifierFree({scale})",)
+        return (begins_above_1(name, scale),)
     return ()
+
+
+def begins_above_1(name: str, scale: float) -> str:
+    """What to tell of a scale, given as `name`, that is too small to turn guidance on."""
+    return f"{name} {scale} has no effect: it begins above 1; give guidance=ClassifierFree({scale})"

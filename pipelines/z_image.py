@@ -21,7 +21,7 @@ from typing import Any
 from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
 from ..denoisers.base import Conditioning
-from ..denoisers.guidance import ClassifierFree, Distilled, Guidance, NormLimit, Unguided
+from ..denoisers.guidance import ClassifierFree, Guidance, NormLimit, Unguided
 from ..denoisers.z_image import MARKS, PATCH, ZImageConfig, ZImageDenoiser, z_image_key_map
 from ..encoders.base import TextEncoder
 from ..encoders.decoder import Layer, load_decoder_encoder
@@ -32,14 +32,15 @@ from ..vae.kl import load_kl
 from ..vae.kl_config import FLUX_1
 from ..vae.kl_shapes import load_kl_like
 from .base import Source
-from .family import COMMON
+from .distilled import check_not_told
+from .family import COMMON, guidance_scale
 from .flow import late_steps, size_shifted_schedule
 from .folders import check_entries
 from .image import ImagePipeline
 from .parts import EncoderLoader, Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_text, limited
+from .text_options import check_text, conditioning_of, limited, options_given
 
 FAMILY = "z_image"
 LAYOUT = Layout(
@@ -81,14 +82,13 @@ class ZImageFamily:
     def check(self, request: Request) -> None:
         """The length is within what the model has positions for; it is told no guidance value."""
         check_text(request, longest=self.most_tokens)
-        if isinstance(request.guidance, Distilled) and request.guidance.scale is not None:
-            raise ValueError(f"guidance is {request.guidance}; this model is told no value, give ClassifierFree(...)")
+        check_not_told(request)
 
     def guidance(self, request: Request, recipe: Recipe) -> Guidance:
         """u + (1 + s) (c - u), while the noise's share is at least 1 - `cfg_truncation`; or c alone."""
         if request.guidance is not None:
             return request.guidance
-        scale = float(recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale)
+        scale = guidance_scale(request, recipe)
         if scale <= 0:
             return Unguided()
         truncation = 1.0 if request.cfg_truncation is None else float(request.cfg_truncation)
@@ -112,12 +112,11 @@ class ZImageFamily:
     ) -> Conditioning:
         """The language model's states."""
         text = limited(encoders["llm"], request)(prompts)
-        return Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
+        return conditioning_of(text)
 
     def described(self, request: Request) -> Mapping[str, Any]:
         """The length, where it is given."""
-        length = request.max_sequence_length
-        return {} if length is None else {"max_sequence_length": length}
+        return options_given(request, "max_sequence_length")
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here, or what the model was not made for."""
