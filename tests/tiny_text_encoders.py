@@ -99,13 +99,6 @@ def randomised(model: torch.nn.Module) -> torch.nn.Module:
     return model.requires_grad_(False).eval()
 
 
-def error(ours: torch.Tensor, reference: torch.Tensor) -> float:
-    """The largest relative error of a row."""
-    assert ours.shape == reference.shape
-    difference, size = (ours - reference).flatten(1).norm(dim=1), reference.flatten(1).norm(dim=1)
-    return float((difference / size).max())
-
-
 def _clip_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Ids and merges. Bytes come in GPT-2's order, so that "!" is 0."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from parity import error, slopes
 from safetensors.torch import save_file
 
 from calotype.core.attention.registry import attention_selector
@@ -61,12 +62,6 @@ def conditioning(rows, tokens, guided, seed=0):
     )
 
 
-def slopes(model, told, x, steps=3):
-    points = flow_schedule(steps, 1.7).points[:-1]
-    prepared = model.prepare(told, tuple(x.shape), points, attention=attention_selector())
-    return [model.slope(x, prepared, point) for point in points], points
-
-
 def by_diffusers(model, told, x, point):
     tokens = patchify(x, 2)
     rows, columns = x.shape[3] // 2, x.shape[4] // 2
@@ -84,10 +79,6 @@ def by_diffusers(model, told, x, point):
         return_dict=False,
     )[0]
     return unpatchify(out, x.shape, 2)
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize(("size", "tokens"), [((8, 8), 7), ((6, 12), 1), ((2, 2), 13)])

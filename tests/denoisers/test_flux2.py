@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from parity import error, slopes
 from safetensors.torch import save_file
 from tiny_flux2 import in_original_layout
 
@@ -64,12 +65,6 @@ def conditioning(rows, tokens, guided, references=0, seed=0):
     )
 
 
-def slopes(model, told, x, steps=3):
-    points = flow_schedule(steps, 1.7).points[:-1]
-    prepared = model.prepare(told, tuple(x.shape), points, attention=attention_selector())
-    return [model.slope(x, prepared, point) for point in points], points
-
-
 def by_diffusers(model, told, x, point):
     from diffusers import Flux2Pipeline
 
@@ -88,10 +83,6 @@ def by_diffusers(model, told, x, point):
         return_dict=False,
     )[0]
     return unpatchify(out[:, :count], x.shape, 1)
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("references", [0, 1, 2])

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from parity import error, slopes
 from safetensors.torch import save_file
 
 from calotype.core.attention.registry import attention_selector
@@ -62,12 +63,6 @@ def noise(rows, size, seed=1):
     return torch.randn(rows, 5, 1, *size, generator=torch.Generator().manual_seed(seed))
 
 
-def slopes(model, told, x, steps=3):
-    points = flow_schedule(steps, 1.7).points[:-1]
-    prepared = model.prepare(told, tuple(x.shape), points, attention=attention_selector())
-    return [model.slope(x, prepared, point) for point in points], points
-
-
 def by_diffusers(model, told, x, point):
     tokens = patchify(x, 2)
     shapes = [(1, each.shape[3] // 2, each.shape[4] // 2) for each in (x, *told.references)]
@@ -81,10 +76,6 @@ def by_diffusers(model, told, x, point):
         return_dict=False,
     )[0]
     return unpatchify(out[:, : tokens.shape[1]], x.shape, 2)
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from parity import error, slopes
 from safetensors.torch import save_file
 
 from calotype.core.attention.registry import attention_selector
@@ -77,12 +78,6 @@ def latents(rows, height, width, seed=1):
     return torch.randn(rows, 6, 1, height, width, generator=torch.Generator().manual_seed(seed))
 
 
-def slopes(model, told, x, steps=3):
-    points = flow_schedule(steps, 1.7).points[:-1]
-    prepared = model.prepare(told, tuple(x.shape), points, attention=attention_selector())
-    return [model.slope(x, prepared, point) for point in points], points
-
-
 def by_diffusers(model, told, x, point):
     time = torch.tensor(point.time, dtype=torch.float32) * 1000
     out = model(
@@ -93,10 +88,6 @@ def by_diffusers(model, told, x, point):
         return_dict=False,
     )[0]
     return out[:, :, None]
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize(("size", "tokens"), [((8, 8), 7), ((6, 18), 1), ((2, 10), 13)])

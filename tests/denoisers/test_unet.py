@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from parity import error
 from safetensors.torch import save_file
 
 from calotype.core.attention.registry import attention_selector
@@ -67,10 +68,6 @@ def by_diffusers(model, told, x, point):
 
 def noisy(rows, *cells, seed=1, sigma=3.0):
     return sigma * torch.randn(rows, 4, 1, *cells, generator=torch.Generator().manual_seed(seed))
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize(("cells", "tokens"), [((8, 8), 7), ((5, 7), 1), ((3, 9), 13)])

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from parity import error, slopes
 from safetensors.torch import save_file
 
 from calotype.core.attention.registry import attention_selector
@@ -70,21 +71,11 @@ def latents(rows, height, width, seed=1):
     return torch.randn(rows, 5, 1, height, width, generator=torch.Generator().manual_seed(seed))
 
 
-def slopes(model, told, x, steps=3):
-    points = flow_schedule(steps, 1.7).points[:-1]
-    prepared = model.prepare(told, tuple(x.shape), points, attention=attention_selector())
-    return [model.slope(x, prepared, point) for point in points], points
-
-
 def by_diffusers(model, told, x, point):
     """As the pipeline calls it, sign and clock included."""
     time = (1000 - torch.full((len(x),), point.time) * 1000) / 1000
     texts = [states[:length] for states, length in zip(told.states, told.lengths, strict=True)]
     return -torch.stack(model(list(x), time, texts, return_dict=False)[0])
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from parity import error
 from safetensors.torch import load_file, save_file
-from tiny_text_encoders import END, LONG, PROMPTS, clip_model, clip_tokenizer, error, save_clip_tokenizer, t5_tokenizer
+from tiny_text_encoders import END, LONG, PROMPTS, clip_model, clip_tokenizer, save_clip_tokenizer, t5_tokenizer
 
 from calotype.core.copies import moved
 from calotype.encoders.clip import ClipEncoder, load_clip

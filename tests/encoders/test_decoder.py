@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import tiny_decoders as tiny
 import torch
+from parity import error
 from safetensors.torch import load_file, save_file
 from tiny_decoders import LONG, PROMPTS
-from tiny_text_encoders import error
 
 from calotype.core.attention.registry import attention_selector
 from calotype.core.copies import moved

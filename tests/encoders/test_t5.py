@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from parity import error
 from safetensors.torch import load_file, save_file
-from tiny_text_encoders import LONG, PROMPTS, clip_model, clip_tokenizer, error, t5_model, t5_tokenizer
+from tiny_text_encoders import LONG, PROMPTS, clip_model, clip_tokenizer, t5_model, t5_tokenizer
 
 from calotype.core.copies import moved
 from calotype.encoders.clip import ClipEncoder

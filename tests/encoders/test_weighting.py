@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_text_encoders import LONG, clip_model, clip_tokenizer, error, t5_model, t5_tokenizer
+from parity import error
+from tiny_text_encoders import LONG, clip_model, clip_tokenizer, t5_model, t5_tokenizer
 
 from calotype.core.copies import moved
 from calotype.encoders.clip import ClipEncoder

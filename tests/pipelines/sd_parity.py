@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy
 import torch
+from parity import error
 
 from calotype.pipelines.discrete import DiscreteScheduler
 from calotype.pipelines.image import ImagePipeline
@@ -17,10 +18,6 @@ SIZE = {"height": 40, "width": 56}  # 5 x 7 latent cells
 PICTURE = torch.rand(3, 40, 56, generator=torch.Generator().manual_seed(0))
 MASK = torch.zeros(1, 40, 56)
 MASK[:, 16:32, 8:40] = 1
-
-
-def generators(*seeds: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def ours_with(pipe: ImagePipeline, name: str) -> ImagePipeline:
@@ -63,12 +60,6 @@ def reference(pipe: Any, **arguments: Any) -> tuple[list[torch.Tensor], numpy.nd
 
     pictures = pipe(**arguments, output_type="np", callback_on_step_end=keep).images
     return steps, pictures
-
-
-def error(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest relative error of a row."""
-    assert a.shape == b.shape
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 def check(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from parity import error
 
 import calotype
 from calotype.pipelines.base import Cancelled, last
@@ -68,10 +69,6 @@ def case(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param) / "model"
     BUILDERS[request.param](folder)
     return Case(family=request.param, pipe=calotype.load(folder))
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 def test_a_row_of_a_batch_is_that_row_alone(case):

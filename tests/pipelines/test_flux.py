@@ -6,6 +6,7 @@ import json
 import numpy
 import pytest
 import torch
+from parity import error, generators
 from PIL import Image
 
 import calotype
@@ -34,10 +35,6 @@ def dev(tmp_path_factory):
     return calotype.load(folder), theirs
 
 
-def generators(*seeds):
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-
 def reference(pipe, cells=CELLS, **arguments):
     """Each step's latents and the pictures [N, H, W, 3] of a diffusers pipeline."""
     steps = []
@@ -50,10 +47,6 @@ def reference(pipe, cells=CELLS, **arguments):
 
     pictures = pipe(**arguments, output_type="np", callback_on_step_end=keep).images
     return steps, pictures
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 def check(ours, theirs, mine, other):

@@ -6,6 +6,7 @@ import json
 import numpy
 import pytest
 import torch
+from parity import error, generators
 from PIL import Image
 from safetensors.torch import save_file
 from tiny_flux2 import flux2_pipeline, in_original_layout
@@ -47,10 +48,6 @@ def both(request):
     return request.getfixturevalue(request.param)
 
 
-def generators(*seeds):
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-
 def picture(width, height, seed=0):
     """Smooth, so that a wrong size shows in more than its last digits."""
     coarse = torch.rand(1, 3, 3, 4, generator=torch.Generator().manual_seed(seed))
@@ -69,10 +66,6 @@ def reference(pipe, cells, **arguments):
 
     pictures = pipe(**arguments, output_type="np", callback_on_step_end=keep).images
     return steps, pictures
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 def check(pipes, mine, other, *, pixels=True):

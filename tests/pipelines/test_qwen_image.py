@@ -5,6 +5,7 @@ import dataclasses
 import numpy
 import pytest
 import torch
+from parity import error, generators
 
 import calotype
 from calotype.denoisers.guidance import ClassifierFree, Distilled, TokenNorm, Unguided
@@ -40,10 +41,6 @@ def converted(pipe, name):
     return other
 
 
-def generators(*seeds):
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-
 def reference(pipe, height, width, **arguments):
     """Each step's latents and the pictures [N, H, W, 3] of a diffusers pipeline."""
     steps = []
@@ -56,10 +53,6 @@ def reference(pipe, height, width, **arguments):
 
     arguments |= {"height": height, "width": width, "output_type": "np", "callback_on_step_end": keep}
     return steps, pipe(**arguments).images
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 def check_steps(found, steps):

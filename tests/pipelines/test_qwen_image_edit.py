@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 import numpy
 import pytest
 import torch
+from parity import error
 from PIL import Image
 
 import calotype
@@ -90,10 +91,6 @@ def reference(pipe, monkeypatch, **arguments):
         return values
 
     return steps, pipe(**arguments, **SIZE, output_type="np", callback_on_step_end=keep).images
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("positions", ["axes", "diffusers"])

@@ -7,6 +7,7 @@ import shutil
 import numpy
 import pytest
 import torch
+from parity import error, generators
 
 import calotype
 from calotype.denoisers.guidance import Distilled
@@ -15,7 +16,7 @@ from calotype.pipelines.sd import sd_scheduler
 
 from ..tiny_sd import SCHEDULERS, sd_pipeline
 from ..tiny_text_encoders import LONG
-from .sd_parity import IGNORED, MASK, PICTURE, SIZE, check, error, generators, ours_with, reference, theirs_as
+from .sd_parity import IGNORED, MASK, PICTURE, SIZE, check, ours_with, reference, theirs_as
 
 pytestmark = pytest.mark.filterwarnings(*IGNORED)
 PROMPTS = ["a photo of a red fox", LONG]

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from parity import error, generators
 from safetensors.torch import save_file
 
 import calotype
@@ -35,10 +36,6 @@ def plain(tmp_path_factory):
     return calotype.load(folder), theirs
 
 
-def generators(*seeds):
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-
 def reference(pipe, **arguments):
     """Each step's latents and the pictures [N, H, W, 3] of a diffusers pipeline."""
     steps = []
@@ -49,10 +46,6 @@ def reference(pipe, **arguments):
 
     pictures = pipe(**arguments, output_type="np", callback_on_step_end=keep).images
     return steps, pictures
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 def check(ours, theirs, mine, other):

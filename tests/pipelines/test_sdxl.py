@@ -5,13 +5,14 @@ import json
 
 import pytest
 import torch
+from parity import error, generators
 
 import calotype
 from calotype.denoisers.guidance import ClassifierFree
 
 from ..tiny_sd import sdxl_pipeline
 from ..tiny_text_encoders import LONG
-from .sd_parity import IGNORED, MASK, PICTURE, SIZE, check, error, generators, ours_with, theirs_as
+from .sd_parity import IGNORED, MASK, PICTURE, SIZE, check, ours_with, theirs_as
 
 pytestmark = pytest.mark.filterwarnings(*IGNORED)
 PROMPTS = ["a photo of a red fox", LONG]

@@ -5,6 +5,7 @@ import json
 import numpy
 import pytest
 import torch
+from parity import error, generators
 from tiny_z_image import BASE, TURBO, z_image_pipeline
 
 import calotype
@@ -30,10 +31,6 @@ def turbo(tmp_path_factory):
     return calotype.load(folder), theirs
 
 
-def generators(*seeds):
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-
 def pictures(*seeds, size=(24, 40)):
     return torch.stack([torch.rand(3, *size, generator=generator) for generator in generators(*seeds)])
 
@@ -49,10 +46,6 @@ def reference(pipe, **arguments):
     copied = {name: list(value) if isinstance(value, list) else value for name, value in arguments.items()}
     made = pipe(**copied, output_type="np", callback_on_step_end=keep).images
     return steps, made
-
-
-def error(a, b):
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 def check(ours, theirs, shared, *, seeds, mine=None, other=None):

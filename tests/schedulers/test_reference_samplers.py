@@ -17,6 +17,7 @@ from diffusers.schedulers.scheduling_euler_discrete import EulerDiscreteSchedule
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from diffusers.schedulers.scheduling_lcm import LCMScheduler
 from diffusers.schedulers.scheduling_pndm import PNDMScheduler
+from parity import error
 from torch import Tensor
 
 from calotype.schedulers import (
@@ -98,11 +99,6 @@ def ours(given: dict[str, Any], n: int, sampler: Sampler | None = None) -> tuple
     schedule, noise = schedules(n), RowNoise(SEEDS, SHAPE)
     x = noise.draw() * initial_noise_scale(config, schedule)
     return schedule, [step.latents for step in (sampler or named)(slope, x, schedule, noise)]
-
-
-def error(a: Tensor, b: Tensor) -> float:
-    """The largest relative error of a row."""
-    return float(((a - b).flatten(1).norm(dim=1) / b.flatten(1).norm(dim=1)).max())
 
 
 def compare(given: dict[str, Any], n: int, reference: list[Tensor], sampler: Sampler | None = None) -> None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from parity import error
 from safetensors.torch import load_file, save_file
 
 from calotype.core.copies import moved
@@ -29,11 +30,6 @@ def statistics(model):
     return (
         torch.tensor(values).view(1, -1, 1, 1, 1) for values in (model.config.latents_mean, model.config.latents_std)
     )
-
-
-def error(a, b):
-    assert a.shape == b.shape
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("size", [(16, 24), (20, 12)])
