@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 SIDES = ("ours", "diffusers")
 RUN = 28  # steps over which the figures spread what is prepared once
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +240,7 @@ class Floor(TorchDispatchMode):
 
     def __init__(self, ours: Ours) -> None:
         super().__init__()
-        self.weights = {weight.data_ptr() for weight in ours.model.parameters() if not weight.is_meta}
+        self.weights = {memory(weight) for weight in ours.model.parameters() if not weight.is_meta}
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
         self.others: dict[object, Tensor] = {}
         with self:
@@ -258,12 +258,17 @@ class Floor(TorchDispatchMode):
             func(*args, **kwargs)
 
     def _kept(self, argument: Any) -> Any:
-        if not isinstance(argument, Tensor) or argument.data_ptr() in self.weights:
+        if not isinstance(argument, Tensor) or memory(argument) in self.weights:
             return argument
         key = (tuple(argument.shape), argument.stride(), argument.dtype)
         if key not in self.others:
             self.others[key] = torch.empty_strided(*key[:2], dtype=key[2]).normal_()
         return self.others[key]
+
+
+def memory(x: Tensor) -> int:
+    """Where the memory begins that x is a view of."""
+    return x.untyped_storage().data_ptr()
 
 
 def fresh_rows(options: argparse.Namespace, name: str, dtype: str, root: Path) -> dict[str, dict[str, float]]:

@@ -37,8 +37,8 @@ class GELU:
         return hidden
 
     def activated(self, inner: Tensor) -> Tensor:
-        """gelu(inner)."""
-        return functional.gelu(inner, approximate="tanh")
+        """gelu(inner); where no gradient can follow, `inner` is changed."""
+        return gelu(inner, "tanh")
 
     def build(self, width: int, hidden: int, *, bias: bool) -> nn.Module:
         """A `GELUMLP`."""
@@ -76,6 +76,13 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     return functional.gelu(gate, approximate="tanh") * up
 
 
+def gelu(x: Tensor, approximate: Literal["none", "tanh"]) -> Tensor:
+    """gelu(x), in x's memory where no gradient can follow (see `gated`)."""
+    if torch.is_grad_enabled():
+        return functional.gelu(x, approximate=approximate)
+    return torch.ops.aten.gelu_(x, approximate=approximate)
+
+
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) * up(x)) (Shazeer 2020); gate and up are one matrix, gate first."""
 
@@ -103,4 +110,4 @@ class GELUMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
-        return self.down(functional.gelu(self.up(x), approximate=self.approximate))
+        return self.down(gelu(self.up(x), self.approximate))

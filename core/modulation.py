@@ -61,7 +61,7 @@ class ShiftScaleGate:
 
     def before(self, h: Tensor) -> Tensor:
         """h (1 + scale) + shift."""
-        return h * (1 + self.scale) + self.shift
+        return torch.addcmul(self.shift, h, 1 + self.scale)
 
     def after(self, h: Tensor) -> Tensor:
         """gate h."""
@@ -77,7 +77,7 @@ class ShiftScale:
 
     def before(self, h: Tensor) -> Tensor:
         """h (1 + scale) + shift."""
-        return h * (1 + self.scale) + self.shift
+        return torch.addcmul(self.shift, h, 1 + self.scale)
 
     def after(self, h: Tensor) -> Tensor:
         """`h`."""

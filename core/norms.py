@@ -26,10 +26,15 @@ class RMSNorm(nn.Module):
         if weight is not None and self.offset:
             return functional.rms_norm(x.float(), self.shape, weight.float() + self.offset, self.eps).to(x.dtype)
         if weight is None or weight.dtype == x.dtype:
-            if x.dtype is torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled():
+            if _is_plain(x):
                 return _rms_norm(x, weight, self.eps)
             return functional.rms_norm(x, self.shape, weight, self.eps)
         return functional.rms_norm(x, self.shape, None, self.eps) * weight
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether our own operations are faster, and allowed."""
+    return x.dtype is torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -39,9 +44,22 @@ def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         row = x.flatten()
         scale = 1 / math.sqrt(float(row.dot(row)) / width + eps)
         return x * scale if weight is None else (x * weight).mul_(scale)
+    return _rms_norm_rows(x, weight, eps, torch.empty_like(x))
+
+
+def _rms_norm_rows(x: Tensor, weight: Tensor | None, eps: float, out: Tensor) -> Tensor:
     norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    out = x * norms.square_().div_(width).add_(eps).rsqrt_()
+    torch.mul(x, norms.square_().div_(x.shape[-1]).add_(eps).rsqrt_(), out=out)
     return out if weight is None else out.mul_(weight)
+
+
+def norm_halves(x: Tensor, first: nn.Module, second: nn.Module, out: Tensor) -> None:
+    """Axis 1 in halves, each through a norm of its own, into `out`; both [B, 2 H, ...]. No gradient follows."""
+    for norm, half, place in zip((first, second), x.chunk(2, dim=1), out.chunk(2, dim=1), strict=True):
+        if isinstance(norm, RMSNorm) and not norm.offset and _is_plain(x):
+            _rms_norm_rows(half, norm.weight, norm.eps, place)
+        else:
+            place.copy_(norm(half))
 
 
 class LayerNorm(nn.Module):

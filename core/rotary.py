@@ -202,6 +202,15 @@ def apply_rotary(x: Tensor, rotary: Rotary | None) -> Tensor:
     return torch.view_as_real(pairs * rotary.as_complex).flatten(-2).to(x.dtype)
 
 
+def turned(x: Tensor, rotary: Rotary | None) -> Tensor:
+    """`apply_rotary`, which may take the memory of `x`: for an `x` that is read by nobody else."""
+    fits = rotary is not None and rotary.pairing == "interleaved" and x.shape[-1] == 2 * rotary.cos.shape[-1]
+    if rotary is None or not fits or x.dtype is not torch.float32 or torch.is_grad_enabled():
+        return apply_rotary(x, rotary)
+    torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(rotary.as_complex)
+    return x
+
+
 def grid_positions(sizes: Sequence[int], *, start: Sequence[int] | None = None) -> Tensor:
     """Positions of a dense grid, row-major, [product of sizes, A] int64; `start` shifts each axis."""
     offsets = start if start is not None else (0,) * len(sizes)

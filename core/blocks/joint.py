@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..attention.base import AttentionCall
 from ..mlp import GELU, Feedforward
-from ..norms import LayerNorm, RMSNorm
-from ..rotary import apply_rotary
+from ..norms import LayerNorm, RMSNorm, norm_halves
+from ..rotary import turned
 from ..stream import BlockInputs, Cache, Stream
 
 FLOAT16_MAX = 65504
@@ -64,7 +64,7 @@ class JointBlock(nn.Module):
 
     def _attend(self, x: Tensor, context: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> tuple[Tensor, Tensor]:
         """Attention of the tokens of both, [B, L, D] and [B, Lc, D] to the same."""
-        mine, theirs = attend_together(self.x.heads(x), self.context.heads(context), prepared, cache, i)
+        mine, theirs = attend_together((self.x, self.context), (x, context), prepared, cache, i)
         return self.x.output(mine), self.context.output(theirs)
 
 
@@ -83,6 +83,12 @@ class JointHeads(nn.Module):
         """Queries then keys [B, 2 H, L, Dh], normalised, and values [B, H, L, Dh]."""
         return split_heads(self.qkv(h), self.config.heads, self.query_norm, self.key_norm)
 
+    def heads_into(self, h: Tensor, queries_keys: Tensor, values: Tensor) -> None:
+        """`heads`, written to tensors of their shapes. No gradient follows."""
+        not_normed, mine = _by_kind(self.qkv(h), self.config.heads)
+        norm_halves(not_normed, self.query_norm, self.key_norm, queries_keys)
+        values.copy_(mine)
+
 
 class JointStream(JointHeads):
     """What one of the two streams has of its own."""
@@ -94,20 +100,34 @@ class JointStream(JointHeads):
 
 
 def attend_together(
-    x: tuple[Tensor, Tensor], context: tuple[Tensor, Tensor], prepared: BlockInputs, cache: Cache, i: int
+    streams: tuple[JointHeads, JointHeads], h: tuple[Tensor, Tensor], prepared: BlockInputs, cache: Cache, i: int
 ) -> tuple[Tensor, Tensor]:
-    """Attention over the heads of x's L tokens and the context's Lc, as `attend` takes them: [B, L, D], [B, Lc, D]."""
-    queries_keys, values = (torch.cat(both, dim=2) for both in zip(x, context, strict=True))
+    """Attention over the tokens of two streams, x's L and the context's Lc: [B, L, D], [B, Lc, D] to the same."""
+    queries_keys, values = heads_together(streams, h)
     joined = attend(queries_keys, values, prepared, cache, i)
-    mine, theirs = joined.split((x[1].shape[2], context[1].shape[2]), dim=1)
+    mine, theirs = joined.split((h[0].shape[1], h[1].shape[1]), dim=1)
     return mine, theirs
+
+
+def heads_together(streams: tuple[JointHeads, JointHeads], h: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Queries then keys [B, 2 H, L + Lc, Dh] and values [B, H, L + Lc, Dh] of the tokens of both."""
+    if torch.is_grad_enabled():
+        queries_keys, values = zip(*(stream.heads(each) for stream, each in zip(streams, h, strict=True)), strict=True)
+        return torch.cat(queries_keys, dim=2), torch.cat(values, dim=2)
+    config, lengths = streams[0].config, [each.shape[1] for each in h]
+    values = h[0].new_empty(len(h[0]), config.heads, sum(lengths), config.head_width)
+    queries_keys = h[0].new_empty(len(h[0]), 2 * config.heads, sum(lengths), config.head_width)
+    places = zip(queries_keys.split(lengths, dim=2), values.split(lengths, dim=2), strict=True)
+    for stream, each, place in zip(streams, h, places, strict=True):
+        stream.heads_into(each, *place)
+    return queries_keys, values
 
 
 def attend(queries_keys: Tensor, values: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
     """Attention of queries then keys [B, 2 H, L, Dh] and values [B, H, L, Dh], as `split_heads` gives them: turned by
-    the rotary tables of block `i`, over what the cache gives back, [B, L, D]."""
+    the rotary tables of block `i` (in their own memory), over what the cache gives back, [B, L, D]."""
     here = prepared.of(i)
-    queries, keys = apply_rotary(queries_keys, here.rotary).chunk(2, dim=1)
+    queries, keys = turned(queries_keys, here.rotary).chunk(2, dim=1)
     keys, values = cache.update(i, keys, values)
     scale = queries.shape[-1] ** -0.5
     call = AttentionCall(queries=queries, keys=keys, values=values, mask=here.mask, scale=scale)
@@ -121,6 +141,16 @@ def within_float16(x: Tensor) -> Tensor:
 
 def split_heads(qkv: Tensor, heads: int, query_norm: nn.Module, key_norm: nn.Module) -> tuple[Tensor, Tensor]:
     """[B, L, 3 D] to queries then keys [B, 2 H, L, Dh], normalised per head, and values [B, H, L, Dh]."""
-    parts = qkv.unflatten(-1, (3 * heads, -1)).transpose(1, 2)
-    queries, keys, values = parts.split(heads, dim=1)
-    return torch.cat((query_norm(queries), key_norm(keys)), dim=1), values
+    queries_keys, values = _by_kind(qkv, heads)
+    if torch.is_grad_enabled():
+        queries, keys = queries_keys.chunk(2, dim=1)
+        return torch.cat((query_norm(queries), key_norm(keys)), dim=1), values
+    normed = torch.empty_like(queries_keys, memory_format=torch.contiguous_format)
+    norm_halves(queries_keys, query_norm, key_norm, normed)
+    return normed, values
+
+
+def _by_kind(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """[B, L, 3 D] to queries then keys [B, 2 H, L, Dh] and values [B, H, L, Dh], as views."""
+    queries_keys, values = qkv.unflatten(-1, (3 * heads, -1)).transpose(1, 2).split((2 * heads, heads), dim=1)
+    return queries_keys, values

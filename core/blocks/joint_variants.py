@@ -54,9 +54,8 @@ class LastJointBlock(nn.Module):
         """The stream after this block; `i` is its index in the stack."""
         x, context = both_of(stream)
         x_attention, x_mlp, context_attention = prepared.modulation[i]
-        mine = self.x.heads(x_attention.before(self.norm(x)))
-        theirs = self.context.heads(context_attention.before(self.norm(context)))
-        attended, _ = attend_together(mine, theirs, prepared, cache, i)
+        normed = x_attention.before(self.norm(x)), context_attention.before(self.norm(context))
+        attended, _ = attend_together((self.x, self.context), normed, prepared, cache, i)
         x = x + x_attention.after(self.x.output(attended))
         return Stream(x=within_float16(x + x_mlp.after(self.x.mlp(x_mlp.before(self.norm(x))))))
 

@@ -4,8 +4,8 @@ blocks of FLUX.1 and FLUX.2).
 Legend: B rows, L tokens, D width.
 """
 
-import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from ..norms import LayerNorm, RMSNorm
 from ..stream import BlockInputs, Cache, Stream
@@ -32,11 +32,28 @@ class ParallelBlock(nn.Module):
     def forward(self, stream: Stream, prepared: BlockInputs, cache: Cache, i: int) -> Stream:
         """The stream after this block; `i` is its index in the stack."""
         (modulation,) = prepared.modulation[i]
-        qkv, hidden = self.inner(modulation.before(self.norm(stream.x))).split(
-            (3 * self.config.width, self.mlp_width), dim=-1
-        )
-        heads = split_heads(qkv, self.config.heads, self.query_norm, self.key_norm)
-        attended = attend(*heads, prepared, cache, i)
-        joined = torch.cat((attended, self.config.mlp.activated(hidden)), dim=-1)
-        x = within_float16(stream.x + modulation.after(self.output(joined)))
+        h = modulation.before(self.norm(stream.x))
+        attended, hidden = self._attended(h, prepared, cache, i), self._hidden(h)
+        x = within_float16(stream.x + modulation.after(self._joined(attended, hidden)))
         return Stream(x=x, context=stream.context)
+
+    def _attended(self, h: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
+        """Attention of the tokens [B, L, D] to each other, [B, L, D]."""
+        rows = 3 * self.config.width
+        bias = None if self.inner.bias is None else self.inner.bias[:rows]
+        qkv = functional.linear(h, self.inner.weight[:rows], bias)
+        return attend(*split_heads(qkv, self.config.heads, self.query_norm, self.key_norm), prepared, cache, i)
+
+    def _hidden(self, h: Tensor) -> Tensor:
+        """The MLP's hidden values, [B, L, D] to [B, L, hidden]."""
+        rows = 3 * self.config.width
+        bias = None if self.inner.bias is None else self.inner.bias[rows:]
+        return self.config.mlp.activated(functional.linear(h, self.inner.weight[rows:], bias))
+
+    def _joined(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        """output([attended, hidden]), which are never put side by side: [B, L, D]."""
+        width = self.config.width
+        out = functional.linear(attended, self.output.weight[:, :width], self.output.bias)
+        rest = self.output.weight[:, width:]
+        out.flatten(0, 1).addmm_(hidden.flatten(0, 1), rest.T)
+        return out
