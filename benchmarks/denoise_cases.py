@@ -38,7 +38,8 @@ def ours_by_name(name: str, entries: Mapping[str, Any]) -> tuple[Callable[[], An
 
         return lambda: QwenImageDenoiser(QwenImageConfig.from_entries(entries)), qwen_image_key_map()
     if name == "z-image":
-        from calotype.denoisers.z_image import ZImageConfig, ZImageDenoiser, z_image_key_map
+        from calotype.denoisers.z_image import ZImageConfig, ZImageDenoiser
+        from calotype.denoisers.z_image_keys import z_image_key_map
 
         return lambda: ZImageDenoiser(ZImageConfig.from_entries(entries)), z_image_key_map()
     from calotype.denoisers.sd3 import SD3Config, SD3Denoiser

@@ -21,7 +21,17 @@ from .float8 import with_factors
 from .gguf_file import GGUFFile
 from .stored_tensor import StoredTensor
 
-Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+@dataclass(frozen=True)
+class Within:
+    """One part of a checkpoint that holds several: the tensors of `files` whose names begin with `prefix`, by their
+    names without it."""
+
+    files: "Files"
+    prefix: str
+
+
+Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Within
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -72,10 +82,13 @@ def read_checkpoint(files: Files) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint by name, from the headers alone; factors of float8 weights are with their weights.
 
     `files` is a safetensors or `.gguf` file, an index (`*.safetensors.index.json`), a folder that holds safetensors or
-    an index, or several of these. Raises FileNotFoundError for a missing file or shard; ValueError for a file that is
-    not whole, a format that cannot be read, a tensor that an index promises but no shard holds, or a name that occurs
-    twice.
+    an index, several of these, or a part of them. Raises FileNotFoundError for a missing file or shard; ValueError for
+    a file that is not whole, a format that cannot be read, a tensor that an index promises but no shard holds, or a
+    name that occurs twice.
     """
+    if isinstance(files, Within):
+        whole, prefix = read_checkpoint(files.files), files.prefix
+        return {name.removeprefix(prefix): tensor for name, tensor in whole.items() if name.startswith(prefix)}
     tensors: dict[str, StoredTensor] = {}
     for file in resolve_files(files):
         for name, tensor in _tensors(file).items():
@@ -87,6 +100,14 @@ def read_checkpoint(files: Files) -> dict[str, StoredTensor]:
         if absent:
             raise ValueError(f"{index} lists {len(absent)} tensors that no shard holds: {', '.join(absent[:3])}")
     return with_factors(tensors)
+
+
+def part_of(files: Files, prefixes: Sequence[str]) -> Files:
+    """The part whose names begin with the first of `prefixes` that any name has; all of the files where none has one.
+    Errors as for `read_checkpoint`."""
+    names = read_checkpoint(files)
+    prefix = next((each for each in prefixes if any(name.startswith(each) for name in names)), None)
+    return files if prefix is None else Within(files, prefix)
 
 
 def resolve_files(files: Files) -> tuple[Path, ...]:
@@ -203,6 +224,8 @@ def _parse_entry(path: Path, name: str, entry: Any) -> StoredTensor:
 
 
 def _paths(files: Files) -> tuple[Path, ...]:
+    if isinstance(files, Within):
+        return _paths(files.files)
     return (Path(files),) if isinstance(files, str | os.PathLike) else tuple(Path(file) for file in files)
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from .json_file import json_object
 
@@ -37,8 +37,30 @@ def made(name: str, make: Callable[[], Made]) -> Made:
     """
     try:
         return make()
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError, IndexError) as error:
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError, IndexError, AssertionError) as error:
         raise ValueError(f"no {name} can be made of this config: {error}") from error
+
+
+def known_entries(
+    entries: Mapping[str, object],
+    name: str,
+    kinds: Mapping[str, Kind],
+    *,
+    skipped: Collection[str] = (),
+    may_be_null: Collection[str] = (),
+) -> dict[str, Any]:
+    """The entries of diffusers' class `name`, lists as tuples, without those that begin with `_` or are `skipped`.
+
+    Raises:
+        ValueError: of another class, or an entry that `kinds` does not know or that is of another kind.
+    """
+    if entries.get("_class_name") != name:
+        raise ValueError(f"the config's _class_name is {entries.get('_class_name')!r}; this one is {name!r}")
+    taken = {key: value for key, value in entries.items() if not key.startswith("_") and key not in skipped}
+    for key, value in taken.items():
+        if key not in kinds:
+            raise ValueError(f"the config's {key} is {value!r}; known entries are {', '.join(kinds)}")
+    return {key: checked(key, value, kinds, may_be_null=may_be_null) for key, value in taken.items()}
 
 
 def checked(key: str, value: object, kinds: Mapping[str, Kind], *, may_be_null: Collection[str] = ()) -> object:

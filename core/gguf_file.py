@@ -10,9 +10,10 @@ import os
 import re
 import struct
 import sys
+from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
+"""Before a tensor's name, in the metadata: its shape, where it is stored in another, of rows that are whole blocks."""
 _LEAST_TENSOR_BYTES, _LEAST_ENTRY_BYTES = 24, 13
 _LENGTH = struct.Struct("<Q")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf")
@@ -77,6 +80,9 @@ class GGUFFile:
         if self._file is None:
             self._file = MappedFile(self.path)
         stored = self._file.view(tensor)
+        if tensor.blocks is not None and not tensor.has_whole_rows:
+            values = dequantise(tensor.blocks, stored).view(tensor.shape)
+            return values if rows is None else values[rows].clone()
         stored = stored if rows is None else stored[rows]
         return stored.to(torch.float32, copy=True) if tensor.blocks is None else dequantise(tensor.blocks, stored)
 
@@ -90,10 +96,13 @@ class MappedFile:
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def view(self, tensor: StoredTensor) -> Tensor:
-        """A tensor as it lies in the file: plain values in its shape, or packed rows [..., bytes] uint8."""
+        """A tensor as it lies in the file: plain values in its shape, or packed rows [..., bytes] uint8 (blocks, one
+        each, where they are not whole rows)."""
         stored = self._bytes[tensor.start : tensor.stop]
         if tensor.blocks is None:
             return stored.view(tensor.dtype).view(tensor.shape)
+        if not tensor.has_whole_rows:
+            return stored.view(-1, tensor.blocks.bytes)
         return stored.view(*tensor.shape[:-1], -1)
 
     def forget(self, tensor: StoredTensor) -> None:
@@ -184,7 +193,8 @@ class _Header:
                 raise ValueError(f"{self.path} is corrupted: it has two tensors {name!r}")
             if offset % alignment:
                 raise ValueError(f"{self.path} is corrupted: tensor {name!r} begins at {offset}, off the alignment")
-            tensors[name] = self._stored(name, shape, kind, begin + offset)
+            stored = self._stored(name, shape, kind, begin + offset)
+            tensors[name] = replace(stored, shape=self._original_shape(name, shape))
         self._check_places(tensors)
         return tensors
 
@@ -194,6 +204,13 @@ class _Header:
             raise ValueError(f"{self.path} is corrupted: tensor {name!r} has {num_axes} axes")
         shape = tuple(reversed(self._numbers(num_axes, "Q")))
         return name, shape, self._number("I"), self._number("Q")
+
+    def _original_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        found: Any = self.metadata.get(f"{_ORIGINAL_SHAPE}{name}", list(shape))
+        sizes = cast(list[Any], found) if isinstance(found, list) else [0]
+        if any(type(size) is not int or size < 1 for size in sizes) or prod(sizes) != prod(shape):
+            raise ValueError(f"{self.path} is corrupted: {found!r} is no shape for tensor {name!r} of {list(shape)}")
+        return tuple(sizes)
 
     def _stored(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> StoredTensor:
         code = _TYPES[kind] if kind < len(_TYPES) else f"the unknown type {kind}"

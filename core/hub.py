@@ -96,7 +96,9 @@ def _local_copy(repository: str, revision: str | None, why: str) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError as error:
-        raise FileNotFoundError(f"{repository!r} is not downloaded yet, and {why}") from error
+        raise FileNotFoundError(
+            f"{repository!r} is not downloaded yet, and {why}; nor is there a file or folder of that name"
+        ) from error
 
 
 def _refused(repository: str, error: Exception) -> ValueError:

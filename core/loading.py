@@ -5,21 +5,20 @@ dequantised, straight from the mapped file. Anonymous memory at the peak is the 
 its way to a device).
 """
 
-import json
 import os
-import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .checkpoint import DTYPES, Files, Header, file_digest, read_header
+from .checkpoint import Files, Header, file_digest, read_header
 from .key_map import KeyMap, identity_key_map, named_weights
+from .saving import weights_of, write_weights
 from .weight_source import WeightSource
-from .whole_file import whole_file
 
 __all__ = [
     "Files",
@@ -37,7 +36,6 @@ _INITIALISERS: frozenset[Callable[..., Any]] = frozenset(
     (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 )
 _M = TypeVar("_M", bound=nn.Module)
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def build_on_meta(build: Callable[[], _M]) -> _M:
@@ -111,41 +109,16 @@ def save_weights(
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to write {path.name} to")
-    tensors = {name: weight.detach() for name, weight in named_weights(module).items()}
-    for name, tensor in tensors.items():
-        if tensor.is_meta:
-            raise ValueError(f"cannot save {name}: it is on the meta device and has no value")
-        if (dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype) not in _CODES:
-            raise ValueError(f"cannot save {name}: safetensors has no format for {tensor.dtype}")
+    weights = weights_of(module)
+    if dtype is not None:
+        weights = {
+            name: replace(weight, dtype=dtype) if weight.dtype.is_floating_point else weight
+            for name, weight in weights.items()
+        }
     try:
-        with whole_file(path) as beside, beside.open("wb") as stream:
-            _write(stream, tensors, dtype, metadata or {})
+        write_weights(path, weights, metadata)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _write(
-    stream: BinaryIO, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, metadata: Mapping[str, str]
-) -> None:
-    """The format: length of the header (8 bytes), the header (JSON, padded to 8 bytes), the tensors end to end."""
-    formats = {name: dtype if dtype and x.is_floating_point() else x.dtype for name, x in tensors.items()}
-    names = sorted(tensors, key=lambda name: (-formats[name].itemsize, name))  # widest first keeps every tensor aligned
-    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
-    position = 0
-    for name in names:
-        stop = position + tensors[name].numel() * formats[name].itemsize
-        header[name] = {
-            "dtype": _CODES[formats[name]],
-            "shape": list(tensors[name].shape),
-            "data_offsets": [position, stop],
-        }
-        position = stop
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    stream.write(struct.pack("<Q", len(text)) + text)
-    for name in names:
-        stored = tensors[name].to("cpu", formats[name]).contiguous()
-        stream.write(stored.reshape(-1).view(torch.uint8).numpy().data)
 
 
 class _Uninitialised(TorchFunctionMode):

@@ -98,16 +98,22 @@ class GatedMLP(nn.Module):
 
 
 class GELUMLP(nn.Module):
-    """down(gelu(up(x))), with the exact or the tanh-approximated GELU."""
+    """down(gelu(up(x))), with the exact or the tanh-approximated GELU; the result is `width_out` wide (None: as x)."""
 
     def __init__(
-        self, width: int, hidden: int, *, bias: bool = True, approximate: Literal["none", "tanh"] = "tanh"
+        self,
+        width: int,
+        hidden: int,
+        *,
+        width_out: int | None = None,
+        bias: bool = True,
+        approximate: Literal["none", "tanh"] = "tanh",
     ) -> None:
         super().__init__()
-        self.approximate = approximate
+        self.approximate: Literal["none", "tanh"] = approximate
         self.up = nn.Linear(width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
+        self.down = nn.Linear(hidden, width if width_out is None else width_out, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] to [..., width]."""
+        """[..., width] to [..., width_out]."""
         return self.down(gelu(self.up(x), self.approximate))

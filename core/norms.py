@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+_ZERO = torch.zeros(())
+
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last axis (Zhang & Sennrich 2019).
@@ -41,9 +43,8 @@ def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """`functional.rms_norm`, which is seven operations on a CPU, in fewer, with no temporary of the input's size."""
     width = x.shape[-1]
     if x.numel() == width and not torch.compiler.is_compiling():  # one row, as in decoding: its scale is a number
-        row = x.flatten()
-        scale = 1 / math.sqrt(float(row.dot(row)) / width + eps)
-        return x * scale if weight is None else (x * weight).mul_(scale)
+        scale = 1 / math.sqrt(float(torch.linalg.vector_norm(x)) ** 2 / width + eps)
+        return x * scale if weight is None else torch.addcmul(_ZERO, x, weight, value=scale)
     return _rms_norm_rows(x, weight, eps, torch.empty_like(x))
 
 

@@ -195,7 +195,7 @@ def apply_rotary(x: Tensor, rotary: Rotary | None) -> Tensor:
         raise ValueError(f"the heads are {width} wide; the rotary tables are made for {2 * rotary.cos.shape[-1]}")
     if rotary.pairing == "half":
         if x.shape[2] == 1 and x.dtype is torch.float32 and x.device.type == "cpu" and len(x) == len(rotary.cos):
-            return torch.bmm(x[:, :, 0], rotary.matrix)[:, :, None]  # decoding: one operation instead of five
+            return torch.bmm(x.squeeze(2), rotary.matrix).unsqueeze(2)  # decoding: one operation instead of five
         cos, sin = rotary.by_halves
         return torch.addcmul(x * cos, x.roll(width // 2, -1), sin).to(x.dtype)
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))

@@ -25,3 +25,8 @@ class StoredTensor:
     stop: int
     blocks: BlockFormat | None = None
     factor: "StoredTensor | None" = None
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether each row is stored alone: blocks of quantised values may run on from one row into the next."""
+        return self.blocks is None or self.shape[-1] % self.blocks.elements == 0

@@ -1,9 +1,9 @@
 """What flows through a stack of blocks, and the contracts of its parts.
 
-Legend: B rows, L tokens, Lc context tokens, D width.
+Legend: B rows, L tokens, Lc context tokens, H heads, D width, Dh width of a head.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -32,21 +32,37 @@ class AttentionInputs:
     mask: AttentionMask
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeysValues:
+    """What tokens attend to besides each other, the same in every evaluation: keys and values [B, H, Lc, Dh]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def all_tokens(x: Tensor) -> Tensor:
+    """`x`."""
+    return x
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockInputs:
     """What the blocks of one evaluation read and never change (a denoiser's `Prepared` gives one per evaluation).
 
     `modulation[i]` holds block i's modulations, one per sublayer, or the whole is empty for unmodulated models.
-    `special[i]` replaces `rotary` and `mask` in block i (sliding windows). `routing`, where given, is told which
-    experts each block used.
+    `crossed[i]` holds what block i's cross-attentions read (empty for models without any). `special[i]` replaces
+    `rotary` and `mask` in block i (sliding windows). `routing`, where given, is told which experts each block used.
+    `kept` picks, of [B, L, D], the tokens that a `DecoderBlock` gives back (keys and values are made of all).
     """
 
     rotary: Rotary | None
     mask: AttentionMask
     attention: AttentionSelector
     modulation: Sequence[Sequence[Modulation]] = ()
+    crossed: Sequence[Sequence[KeysValues]] = ()
     special: Mapping[int, AttentionInputs] = field(default_factory=dict[int, AttentionInputs])
     routing: Routing | None = None
+    kept: Callable[[Tensor], Tensor] = all_tokens
 
     def of(self, i: int) -> AttentionInputs:
         """The rotary tables and the mask of block `i`."""

@@ -124,11 +124,12 @@ class WeightSource:
         """Puts a part into its rows of a parameter."""
         tensor = self._tensors[part.source]
         stored, operations = self._view(part), part.operations
-        if tensor.blocks is not None and _keep_rows_whole(operations, tensor.shape):
+        if tensor.blocks is not None and _keep_rows_whole(operations, tensor):
             packed = apply_view(_without_last_reshapes(operations), stored)
             dequantise_into(tensor.blocks, packed.to(rows.device), rows)
             return
-        view = apply_view(operations, stored if tensor.blocks is None else dequantise(tensor.blocks, stored))
+        values = stored if tensor.blocks is None else dequantise(tensor.blocks, stored).view(tensor.shape)
+        view = apply_view(operations, values)
         rows.view(view.shape).copy_(view)
         if tensor.factor is not None:
             rows.mul_(self._files[tensor.factor.file].view(tensor.factor).item())
@@ -184,10 +185,12 @@ def _open(file: Path) -> _OpenFile:
     return MappedFile(file) if file.suffix.lower() == ".gguf" else _OpenSafetensors(file)
 
 
-def _keep_rows_whole(operations: tuple[Operation, ...], shape: Shape) -> bool:
+def _keep_rows_whole(operations: tuple[Operation, ...], tensor: StoredTensor) -> bool:
     """Whether operations pick and order whole rows, so that they can be done on packed ones."""
     kept = _without_last_reshapes(operations)
-    return len(shape) > 1 and not any(isinstance(operation, Reshape) for operation in kept)
+    if not tensor.has_whole_rows:
+        return not kept
+    return len(tensor.shape) > 1 and not any(isinstance(operation, Reshape) for operation in kept)
 
 
 def _without_last_reshapes(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:

@@ -6,7 +6,7 @@ Legend: B rows, C latent channels, F frames, h w latent cells, Lt text tokens, D
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,9 +24,10 @@ class Conditioning:
     `states` [B, Lt, Dt] are text encoder states, padded at the end; `lengths` [B] int64 says how many of each row are
     valid. `pooled` [B, Dp] is one vector for each prompt, for models that read one. `guidance` is the value that
     guidance-distilled models are told (set by the run's guidance). `references` are latents [B, C, F, h, w] of pictures
-    to look at, of any sizes, for edit models; float32. `time_ids` [B, T] are numbers that describe the picture (its
-    size, where it was cropped), for models that are told such; float32. `warnings` are remarks of the encoder for the
-    user (dropped tokens and the like).
+    to look at, of any sizes, for edit models, or what a model reads beside its latents; float32. `picture_states`
+    [B, Lp, Dv] are a picture encoder's states, all of them read, for models that look at pictures so. `time_ids` [B, T]
+    are numbers that describe the picture (its size, where it was cropped), for models that are told such; float32.
+    `warnings` are remarks of the encoder for the user (dropped tokens and the like).
     """
 
     states: Tensor
@@ -34,6 +35,7 @@ class Conditioning:
     pooled: Tensor | None = None
     guidance: float | None = None
     references: tuple[Tensor, ...] = ()
+    picture_states: Tensor | None = None
     time_ids: Tensor | None = None
     warnings: tuple[str, ...] = ()
 
@@ -53,6 +55,13 @@ class Conditioning:
                 f"time_ids of shape {tuple(self.time_ids.shape)} with states of shape {tuple(self.states.shape)}; "
                 "conditioning takes time_ids [B, T] and states [B, Lt, Dt]"
             )
+        if self.picture_states is not None and (
+            self.picture_states.ndim != 3 or len(self.picture_states) != len(self.states)
+        ):
+            raise ValueError(
+                f"picture_states of shape {tuple(self.picture_states.shape)} with states of shape "
+                f"{tuple(self.states.shape)}; conditioning takes picture_states [B, Lp, Dv] and states [B, Lt, Dt]"
+            )
         for latents in self.references:
             if latents.ndim != 5 or len(latents) != len(self.states):
                 raise ValueError(
@@ -65,12 +74,21 @@ class Conditioning:
         """B."""
         return self.states.shape[0]
 
+    @property
+    def _kind(self) -> tuple[object, ...]:
+        """What must be alike in rows of one batch."""
+        pictures = () if self.picture_states is None else (self.picture_states,)
+        shapes = _shapes(self.references), _shapes(pictures)
+        widths = tuple(None if each is None else each.shape[-1] for each in (self.states, self.pooled, self.time_ids))
+        return widths, self.guidance, *shapes
+
     def rows(self, indices: Sequence[int]) -> "Conditioning":
         """The rows `indices`, in that order; an index may come several times."""
         index = torch.tensor(list(indices), dtype=torch.int64, device=self.states.device)
         lengths = self.lengths.to(index.device)[index]
         pooled = None if self.pooled is None else self.pooled[index]
         references = tuple(latents[index.to(latents.device)] for latents in self.references)
+        picture_states = None if self.picture_states is None else self.picture_states[index]
         time_ids = None if self.time_ids is None else self.time_ids[index.to(self.time_ids.device)]
         return dataclasses.replace(
             self,
@@ -78,18 +96,23 @@ class Conditioning:
             lengths=lengths,
             pooled=pooled,
             references=references,
+            picture_states=picture_states,
             time_ids=time_ids,
         )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Conditioning":
-        """The same on `device`, states and pooled in `dtype`."""
+        """The same on `device`, all states and pooled in `dtype`."""
         states = self.states.to(device=device, dtype=dtype)
         pooled = None if self.pooled is None else self.pooled.to(device=device, dtype=dtype)
-        references = tuple(latents.to(device) for latents in self.references)
-        lengths = self.lengths.to(device)
-        time_ids = None if self.time_ids is None else self.time_ids.to(device)
+        pictures = None if self.picture_states is None else self.picture_states.to(device=device, dtype=dtype)
         return dataclasses.replace(
-            self, states=states, lengths=lengths, pooled=pooled, references=references, time_ids=time_ids
+            self,
+            states=states,
+            lengths=self.lengths.to(device),
+            pooled=pooled,
+            references=tuple(latents.to(device) for latents in self.references),
+            picture_states=pictures,
+            time_ids=None if self.time_ids is None else self.time_ids.to(device),
         )
 
     @staticmethod
@@ -97,13 +120,13 @@ class Conditioning:
         """The rows of all parts, one after the other, padded with zeros to the longest part.
 
         Raises:
-            ValueError: parts of different kinds: only some are pooled or have time_ids, or they have different guidance
-            or references.
+            ValueError: parts of different kinds: only some are pooled or have time_ids, or they have different
+            widths, guidance, references or shapes of picture_states.
         """
-        kinds = {(x.pooled is None, x.time_ids is None, x.guidance, _shapes(x.references)) for x in parts}
-        if len(kinds) > 1:
+        if len({part._kind for part in parts}) > 1:
             raise ValueError(
-                "conditioning of different kinds cannot be joined: pooled, time_ids, guidance and references must agree"
+                "conditioning of different kinds cannot be joined: widths of states, pooled and time_ids, guidance, "
+                "references and picture_states must agree"
             )
         longest = max(part.states.shape[1] for part in parts)
         padded = [functional.pad(part.states, (0, 0, 0, longest - part.states.shape[1])) for part in parts]
@@ -111,6 +134,7 @@ class Conditioning:
             states=torch.cat(padded),
             lengths=torch.cat([part.lengths for part in parts]),
             pooled=_joined([part.pooled for part in parts]),
+            picture_states=_joined([part.picture_states for part in parts]),
             time_ids=_joined([part.time_ids for part in parts]),
             guidance=parts[0].guidance,
             references=tuple(torch.cat(each) for each in zip(*(part.references for part in parts), strict=True)),
@@ -124,9 +148,9 @@ def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(found) if found else None
 
 
-def _shapes(references: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+def _shapes(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
     """Of one row."""
-    return tuple(tuple(latents.shape[1:]) for latents in references)
+    return tuple(tuple(each.shape[1:]) for each in tensors)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -180,4 +204,14 @@ class Denoiser(Protocol[P]):
 
     def slope(self, x: Tensor, prepared: P, point: Point) -> Tensor:
         """dx/dsigma at `point`, float32 [B, C, F, h, w], for x of the same shape."""
+        ...
+
+
+@runtime_checkable
+class SharingDenoiser(Protocol[P]):
+    """A denoiser that prepares a second conditioning of a run from what it prepared for the first."""
+
+    def prepare_beside(self, prepared: P, conditioning: Conditioning, shape: tuple[int, ...]) -> P:
+        """What `prepare` gives for `conditioning`, at the points, and computed as `prepared` is, bit by bit; tables
+        that do not depend on the conditioning are shared with it, not made again. Errors as there."""
         ...

@@ -1,6 +1,6 @@
 """Whether conditioning and latents fit a model, before anything is computed; and what hides the padding of texts.
 
-Legend: B rows, C latent channels, h w latent cells, Lt text tokens.
+Legend: B rows, C latent channels, F frames, h w latent cells, Lt text tokens.
 """
 
 from torch import Tensor
@@ -21,7 +21,10 @@ def check_states(conditioning: Conditioning, rows: int, width: int) -> None:
 def check_unpadded(conditioning: Conditioning) -> None:
     """Makes sure that all states are of tokens, for models that attend to all of them. ValueError otherwise."""
     if not bool((conditioning.lengths == conditioning.states.shape[1]).all()):
-        raise ValueError("text states are padded; this model attends to every token that it is given")
+        raise ValueError(
+            "text states are padded, and this model attends to every token that it is given: texts of one pass must "
+            "have the same length (guidance=ClassifierFree(scale, batched=False) makes two passes)"
+        )
 
 
 def check_pooled(conditioning: Conditioning, width: int) -> None:
@@ -45,6 +48,25 @@ def check_cells(shape: tuple[int, ...], channels: int, patch: int) -> None:
     if shape[1] != channels or shape[2] != 1 or shape[3] % patch or shape[4] % patch:
         taken = f"{channels} channels, one frame, sides in steps of {patch}"
         raise ValueError(f"latents are {shape}; this model takes {taken}")
+
+
+def check_clip(shape: tuple[int, ...], channels: int, patch: int) -> None:
+    """Makes sure that latents of `shape` [B, C, F, h, w] have these channels, and whole patches of cells in each frame.
+    ValueError otherwise."""
+    if shape[1] != channels or shape[3] % patch or shape[4] % patch:
+        raise ValueError(f"latents are {shape}; this model takes {channels} channels, sides in steps of {patch}")
+
+
+def check_picture_states(conditioning: Conditioning, width: int | None, count: int | None) -> None:
+    """Makes sure that there are states of pictures, `width` wide, where the model reads any (None: it does not), and
+    `count` in each row, where that is fixed. ValueError otherwise."""
+    states = conditioning.picture_states
+    if states is None and width is None:
+        return
+    if states is None or states.shape[2] != width or states.shape[1] != (count or states.shape[1]):
+        found = "none" if states is None else f"{states.shape[1]} of width {states.shape[2]}"
+        needs = "none" if width is None else f"{count or 'any number'} of width {width}"
+        raise ValueError(f"picture states of a row are {found}; this model reads {needs}")
 
 
 def text_mask(lengths: Tensor, num_text: int, num_before: int) -> AttentionMask:

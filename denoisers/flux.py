@@ -25,6 +25,7 @@ from ..core.key_map import KeyMap, Layout, Rule
 from ..core.modulation import ShiftScaleGate
 from ..core.norms import LayerNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
+from ..core.saving import Component
 from ..core.stream import Runner, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning
@@ -34,6 +35,7 @@ from .fitting import check_cells, check_guidance, check_pooled, check_states, ch
 from .hoisting import HoistingModule, gated, ungated
 from .keys import final_layer, joint_stream
 from .patches import patchify, unpatchify
+from .saving import in_diffusers_layout
 from .shapes import Marks, Shapes, rotary_share
 from .stages import StagesPrepared, run_stages
 
@@ -116,6 +118,21 @@ class FluxConfig:
             rotary_axes=rotary_axes(entries, default.rotary_axes, head_width),
             guided=switch(entries, "guidance_embeds"),
         )
+
+    def entries(self) -> dict[str, Any]:
+        """The arguments of diffusers' class."""
+        return {
+            "patch_size": 1,
+            "in_channels": self.latent_channels * PATCH**2,
+            "num_layers": self.layers,
+            "num_single_layers": self.single_layers,
+            "attention_head_dim": self.head_width,
+            "num_attention_heads": self.heads,
+            "joint_attention_dim": self.text_width,
+            "pooled_projection_dim": self.pooled_width,
+            "guidance_embeds": self.guided,
+            "axes_dims_rope": list(self.rotary_axes),
+        }
 
     @classmethod
     def from_shapes(cls, shapes: Shapes) -> "FluxConfig":
@@ -207,6 +224,10 @@ class FluxDenoiser(HoistingModule):
         h = run_stages(tokens, prepared, e, [*self.blocks], [*self.single_blocks])
         h = prepared.final[e].before(self.final_norm(h))
         return unpatchify(self.output(h), x.shape, PATCH).float()
+
+    def component(self) -> Component:
+        """See `Saveable`."""
+        return in_diffusers_layout("FluxTransformer2DModel", self.config.entries(), self.weights(), flux_key_map())
 
     def embed(self, conditioning: Conditioning, evaluations: Sequence[Point]) -> Tensor:
         """What all modulations come from: time, guidance and pooled text in one vector, [E, B, D]."""

@@ -9,8 +9,10 @@ Source: diffusers' Flux2Transformer2DModel and Black Forest Labs' flux2 reposito
 Legend: B rows, E evaluations, C latent channels, h w latent cells, Lt text tokens, Dt text width, D width.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, nextafter
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +26,7 @@ from ..core.key_map import KeyMap, Layout, Rule
 from ..core.mlp import SwiGLU
 from ..core.norms import LayerNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
+from ..core.saving import Component
 from ..core.stream import Runner, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning
@@ -33,6 +36,7 @@ from .fitting import check_guidance, check_states, check_unpadded
 from .hoisting import HoistingModule, gated, ungated
 from .keys import SWIGLU_LAYERS, final_layer, joint_stream
 from .patches import patchify, unpatchify
+from .saving import in_diffusers_layout
 from .shapes import Marks, Shapes, rotary_share
 from .stages import StagesPrepared, run_stages
 
@@ -122,6 +126,27 @@ class Flux2Config:
             guided=switch(entries, "guidance_embeds", default.guided),
         )
 
+    def entries(self) -> dict[str, Any]:
+        """The arguments of diffusers' class."""
+        ratio = self.hidden / self.width
+        if int(self.width * ratio) < self.hidden:
+            ratio = nextafter(ratio, inf)  # the reference rounds down
+        return {
+            "patch_size": 1,
+            "in_channels": self.latent_channels,
+            "num_layers": self.layers,
+            "num_single_layers": self.single_layers,
+            "attention_head_dim": self.head_width,
+            "num_attention_heads": self.heads,
+            "joint_attention_dim": self.text_width,
+            "timestep_guidance_channels": self.sinusoid_width,
+            "mlp_ratio": ratio,
+            "axes_dims_rope": list(self.rotary_axes),
+            "rope_theta": self.theta,
+            "eps": self.norm_eps,
+            "guidance_embeds": self.guided,
+        }
+
     @classmethod
     def from_shapes(cls, shapes: Shapes) -> "Flux2Config":
         """From the tensors of a checkpoint in one of the layouts of `flux2_key_map`.
@@ -188,15 +213,13 @@ class Flux2Denoiser(HoistingModule):
         Raises:
             ValueError: latents or conditioning of a shape or kind that the model does not take.
         """
-        self._check_fits(conditioning, shape)
+        told = self._told(conditioning, shape)
         h = functional.silu(self.embed(conditioning, evaluations))[:, None]  # [E, 1, D]
         picture, text = (gated(self.projected(name, h), 2) for name in ("picture_modulation", "text_modulation"))
         single = gated(self.projected("single_modulation", h), 1)
         count = len(evaluations)
         return StagesPrepared(
-            context=self.text_in(conditioning.states.to(self.text_in.weight.dtype)),
-            references=self._reference_tokens(conditioning.references),
-            rotary=self.rotary_tables(shape, conditioning),
+            **told,
             mask=FULL,
             attention=attention,
             runner=runner,
@@ -206,12 +229,31 @@ class Flux2Denoiser(HoistingModule):
             places={point.index: e for e, point in enumerate(evaluations)},
         )
 
+    def prepare_beside(
+        self, prepared: StagesPrepared, conditioning: Conditioning, shape: tuple[int, ...]
+    ) -> StagesPrepared:
+        """See `SharingDenoiser`: the modulations are shared; both are told the same guidance."""
+        return dataclasses.replace(prepared, **self._told(conditioning, shape))
+
+    def _told(self, conditioning: Conditioning, shape: tuple[int, ...]) -> dict[str, Any]:
+        """What depends on the text, and on the pictures to look at, of what is prepared."""
+        self._check_fits(conditioning, shape)
+        return {
+            "context": self.text_in(conditioning.states.to(self.text_in.weight.dtype)),
+            "references": self._reference_tokens(conditioning.references),
+            "rotary": self.rotary_tables(shape, conditioning),
+        }
+
     def slope(self, x: Tensor, prepared: StagesPrepared, point: Point) -> Tensor:
         """noise - data, float32 [B, C, 1, h, w], at one of the points that were prepared."""
         e = prepared.places[point.index]
         h = run_stages(self._tokens(x), prepared, e, [*self.blocks], [*self.single_blocks])
         h = prepared.final[e].before(self.final_norm(h))
         return unpatchify(self.output(h), x.shape, 1).float()
+
+    def component(self) -> Component:
+        """See `Saveable`."""
+        return in_diffusers_layout("Flux2Transformer2DModel", self.config.entries(), self.weights(), flux2_key_map())
 
     def embed(self, conditioning: Conditioning, evaluations: Sequence[Point]) -> Tensor:
         """What all modulations come from: time and guidance in one vector, [E, D]."""

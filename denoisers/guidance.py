@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.attention.base import AttentionSelector
 from ..core.stream import Runner, run_blocks
 from ..schedulers.base import Point, Slope
-from .base import Conditioning, Denoiser, P, Prompt
+from .base import Conditioning, Denoiser, P, Prompt, SharingDenoiser
 from .patches import patchify, unpatchify
 
 
@@ -174,9 +174,12 @@ class ClassifierFree:
             return _forward(denoiser, negative, run, points)
         if self.batched:
             return self._paired(denoiser, positive, negative, run, points)
-        conditional = _forward(denoiser, positive, run, points)
-        unconditional = _forward(denoiser, negative, run, points)
-        return lambda x, point: self.combine(conditional(x, point), unconditional(x, point))
+        if not isinstance(denoiser, SharingDenoiser):
+            conditional, unconditional = (_forward(denoiser, each, run, points) for each in (positive, negative))
+            return lambda x, point: self.combine(conditional(x, point), unconditional(x, point))
+        first = denoiser.prepare(positive, run.shape, points, attention=run.attention, runner=run.runner)
+        second = cast(SharingDenoiser[P], denoiser).prepare_beside(first, negative, run.shape)
+        return lambda x, point: self.combine(denoiser.slope(x, first, point), denoiser.slope(x, second, point))
 
     def _paired(
         self, denoiser: Denoiser[P], positive: Conditioning, negative: Conditioning, run: Run, points: Sequence[Point]

@@ -12,6 +12,7 @@ from torch.nn import functional
 from ..core.loading import fill_module
 from ..core.modulation import ShiftScale, ShiftScaleGate
 from ..core.offload import StoredBlocks
+from ..core.saving import Weight, weights_of
 from ..core.stream import Block, Runner
 from ..core.weight_source import WeightSource
 
@@ -57,6 +58,10 @@ class HoistingModule(nn.Module):
                     names[block] = f"{name}.{place}"
         return then if self.source is None or not names else StoredBlocks(source=self.source, names=names, then=then)
 
+    def weights(self) -> dict[str, Weight]:
+        """All weights by our names, to be saved; those that are not in memory are read from their source."""
+        return weights_of(self, self.source)
+
     def projected(self, name: str, h: Tensor) -> Tensor:
         """The linear layer `name` of h; where it is on the meta device its weights are read for this.
 
@@ -70,6 +75,18 @@ class HoistingModule(nn.Module):
         names = [f"{name}.{leaf}" for leaf, _ in linear.named_parameters()]  # the weight, and the bias if there is one
         source = self.source_of(name)
         return functional.linear(h, *(source.read(each, dtype=h.dtype, device=h.device) for each in names))
+
+    def value(self, name: str, like: Tensor) -> Tensor:
+        """The parameter `name`, in the dtype and on the device of `like`; where it is on the meta device it is read for
+        this, in the file's precision.
+
+        Raises:
+            ValueError: there is nothing to read it from.
+        """
+        parameter = self.get_parameter(name)
+        if parameter.is_meta:
+            return self.source_of(name).read(name, dtype=like.dtype, device=like.device)
+        return parameter.to(like)
 
     def source_of(self, name: str) -> WeightSource:
         """Where the weights of `name`, which is on the meta device, are read from. ValueError where there is nothing to

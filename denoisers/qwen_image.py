@@ -10,6 +10,7 @@ Legend: B rows, E evaluations, C latent channels, h w latent cells, P = 2 cells 
 tokens, M tokens of references, Lt text tokens, Dt text width, D width.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from ..core.key_map import KeyMap, Layout, Rule
 from ..core.modulation import Modulation, ShiftScale, Stretches
 from ..core.norms import LayerNorm, RMSNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
+from ..core.saving import Component
 from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning
@@ -33,6 +35,7 @@ from .fitting import check_guidance, check_states, text_mask
 from .hoisting import HoistingModule, gated, ungated
 from .keys import final_layer, joint_stream
 from .patches import patchify, unpatchify
+from .saving import in_diffusers_layout
 from .shapes import Marks, Shapes, rotary_share
 
 HOISTED = ("modulation.",)
@@ -108,6 +111,21 @@ class QwenImageConfig:
             rotary_axes=rotary_axes(entries, default.rotary_axes, head_width),
             clean_references=switch(entries, "zero_cond_t"),
         )
+
+    def entries(self) -> dict[str, Any]:
+        """The arguments of diffusers' class."""
+        return {
+            "patch_size": PATCH,
+            "in_channels": self.latent_channels * PATCH**2,
+            "out_channels": self.latent_channels,
+            "num_layers": self.layers,
+            "attention_head_dim": self.head_width,
+            "num_attention_heads": self.heads,
+            "joint_attention_dim": self.text_width,
+            "guidance_embeds": False,
+            "axes_dims_rope": list(self.rotary_axes),
+            "zero_cond_t": self.clean_references,
+        }
 
     @classmethod
     def from_shapes(cls, shapes: Shapes) -> "QwenImageConfig":
@@ -191,24 +209,44 @@ class QwenImageDenoiser(HoistingModule):
         Raises:
             ValueError: latents or conditioning of a shape or kind that the model does not take.
         """
-        self._check_fits(conditioning, shape)
-        pictures = [shape, *(tuple(each.shape) for each in conditioning.references)]
-        num_tokens = [each[3] * each[4] // PATCH**2 for each in pictures]
-        longest = int(conditioning.lengths.max())
-        states = conditioning.states[:, :longest].to(self.image_in.weight.dtype)
+        told = self._told(conditioning, shape)
         h = functional.silu(self.embed([*(point.time for point in evaluations), 0.0]))[:, None]  # [E + 1, 1, D]
+        num_tokens = (shape[3] * shape[4] // PATCH**2, told["references"].shape[1])
         blocks = [self._modulations(i, h, num_tokens) for i in range(self.config.layers)]
         return QwenImagePrepared(
-            context=self.text_in(self.text_norm(states)),
-            references=self._tokens(conditioning.references, shape[0]),
-            rotary=rotary_table(self.config.rotary(), _positions(pictures, longest).to(states.device)),
-            mask=text_mask(conditioning.lengths, longest, sum(num_tokens)),
+            **told,
             attention=attention,
             runner=runner,
             modulation=[[block[e] for block in blocks] for e in range(len(evaluations))],
             final=ungated(self.final_modulation(h[:-1])),
             places={point.index: e for e, point in enumerate(evaluations)},
         )
+
+    def prepare_beside(
+        self, prepared: QwenImagePrepared, conditioning: Conditioning, shape: tuple[int, ...]
+    ) -> QwenImagePrepared:
+        """See `SharingDenoiser`: the modulations are shared.
+
+        Raises:
+            ValueError: as for `prepare`, or there are not as many tokens of references.
+        """
+        told, wanted = self._told(conditioning, shape), prepared.references.shape[1]
+        if told["references"].shape[1] != wanted:
+            raise ValueError(f"references have {told['references'].shape[1]} tokens; the prompt's have {wanted}")
+        return dataclasses.replace(prepared, **told)
+
+    def _told(self, conditioning: Conditioning, shape: tuple[int, ...]) -> dict[str, Any]:
+        """What depends on the conditioning of what is prepared."""
+        self._check_fits(conditioning, shape)
+        pictures = [shape, *(tuple(each.shape) for each in conditioning.references)]
+        longest = int(conditioning.lengths.max())
+        states = conditioning.states[:, :longest].to(self.image_in.weight.dtype)
+        return {
+            "context": self.text_in(self.text_norm(states)),
+            "references": self._tokens(conditioning.references, shape[0]),
+            "rotary": rotary_table(self.config.rotary(), _positions(pictures, longest).to(states.device)),
+            "mask": text_mask(conditioning.lengths, longest, sum(each[3] * each[4] // PATCH**2 for each in pictures)),
+        }
 
     def slope(self, x: Tensor, prepared: QwenImagePrepared, point: Point) -> Tensor:
         """noise - data, float32 [B, C, 1, h, w], at one of the points that were prepared."""
@@ -219,20 +257,26 @@ class QwenImageDenoiser(HoistingModule):
         h = prepared.final[e].before(self.final_norm(stream.x[:, : tokens.shape[1]]))
         return unpatchify(self.output(h), x.shape, PATCH).float()
 
+    def component(self) -> Component:
+        """See `Saveable`."""
+        return in_diffusers_layout(
+            "QwenImageTransformer2DModel", self.config.entries(), self.weights(), qwen_image_key_map()
+        )
+
     def embed(self, times: Sequence[float]) -> Tensor:
         """What all modulations come from, [E, D] for E times."""
         values = torch.tensor(times, dtype=torch.float32, device=self.image_in.weight.device)
         values = values * TIME_SCALE / TIME_SCALE  # rounded as in the reference: an angle of 1000 shows its last bit
         return self.time_embed(sinusoid(values, scale=TIME_SCALE))
 
-    def _modulations(self, i: int, h: Tensor, num_tokens: Sequence[int]) -> list[list[Modulation]]:
-        """Per evaluation, block i's four modulations; the last row of h [E + 1, 1, D] is that of time 0."""
+    def _modulations(self, i: int, h: Tensor, num_tokens: tuple[int, int]) -> list[list[Modulation]]:
+        """Per evaluation, block i's four modulations; the last row of h [E + 1, 1, D] is that of time 0. `num_tokens`:
+        of the picture, and of its references."""
         *each, clean = gated(self.projected(f"modulation.{i}", h), 4)
-        if not self.config.clean_references or len(num_tokens) == 1:
+        if not self.config.clean_references or num_tokens[1] == 0:
             return [list[Modulation](four) for four in each]
-        lengths = (num_tokens[0], sum(num_tokens[1:]))
         return [
-            [*(Stretches(lengths=lengths, parts=(four[n], clean[n])) for n in range(2)), *four[2:]] for four in each
+            [*(Stretches(lengths=num_tokens, parts=(four[n], clean[n])) for n in range(2)), *four[2:]] for four in each
         ]
 
     def _tokens(self, references: Sequence[Tensor], rows: int) -> Tensor:

@@ -25,6 +25,7 @@ from ..core.blocks.joint import JointBlock, JointConfig
 from ..core.blocks.joint_variants import DualJointBlock, LastJointBlock
 from ..core.modulation import Modulation, ShiftScale
 from ..core.norms import LayerNorm
+from ..core.saving import Component
 from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning
@@ -33,6 +34,7 @@ from .entries import FILE, size
 from .fitting import check_cells, check_guidance, check_pooled, check_states, check_unpadded
 from .hoisting import HoistingModule, gated, ungated
 from .patches import patchify, unpatchify
+from .saving import in_diffusers_layout
 from .shapes import Marks, Shapes
 
 PATCH = 2
@@ -111,6 +113,24 @@ class SD3Config:
             dual_layers=_dual_layers(entries.get("dual_attention_layers", ()), layers),
             sample_cells=size(entries, "sample_size", default.sample_cells),
         )
+
+    def entries(self) -> dict[str, Any]:
+        """The arguments of diffusers' class."""
+        return {
+            "sample_size": self.sample_cells,
+            "patch_size": PATCH,
+            "in_channels": self.latent_channels,
+            "num_layers": self.layers,
+            "attention_head_dim": self.head_width,
+            "num_attention_heads": self.heads,
+            "joint_attention_dim": self.text_width,
+            "caption_projection_dim": self.width,
+            "pooled_projection_dim": self.pooled_width,
+            "out_channels": self.latent_channels,
+            "pos_embed_max_size": self.grid,
+            "dual_attention_layers": list(self.dual_layers),
+            "qk_norm": "rms_norm" if self.qk_norm else None,
+        }
 
     @classmethod
     def from_shapes(cls, shapes: Shapes) -> "SD3Config":
@@ -221,6 +241,13 @@ class SD3Denoiser(HoistingModule):
         stream = prepared.runner([*self.blocks], stream, prepared.inputs[e], NoCache())
         h = prepared.final[e].before(self.final_norm(stream.x))
         return unpatchify(self.output(h), x.shape, PATCH).float()
+
+    def component(self) -> Component:
+        """See `Saveable`."""
+        from .sd3_keys import sd3_key_map
+
+        key_map = sd3_key_map(self.config)
+        return in_diffusers_layout("SD3Transformer2DModel", self.config.entries(), self.weights(), key_map)
 
     def embed(self, conditioning: Conditioning, evaluations: Sequence[Point]) -> Tensor:
         """What all modulations come from: time and pooled text in one vector, [E, B, D]."""

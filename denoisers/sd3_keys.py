@@ -14,8 +14,7 @@ CHANNELS_FIRST = RowPermutation((PATCH, PATCH, -1), (2, 0, 1))
 
 
 def sd3_key_map(config: SD3Config) -> KeyMap:
-    """diffusers' layout, and Stability AI's own, as ComfyUI saves it too, alone or with the autoencoder and the text
-    encoders, which are left out."""
+    """diffusers' layout, and Stability AI's own, as ComfyUI saves it too."""
     return KeyMap((_diffusers(config), _original(config)))
 
 
@@ -59,8 +58,7 @@ def _original(config: SD3Config) -> Layout:
         Rule("final_layer.adaLN_modulation.1.{leaf}", "final_modulation.{leaf}"),
         Rule("final_layer.linear.{leaf}", "output.{leaf}", (CHANNELS_FIRST,)),
     ]
-    others = ("first_stage_model.{any*}", "text_encoders.{any*}")
-    return Layout("original", tuple(rules), drops=others, prefixes=("", "model.diffusion_model."))
+    return Layout("original", tuple(rules), prefixes=("", "model.diffusion_model."))
 
 
 def _inputs(config: SD3Config, positions: str, patch: str) -> list[Rule]:

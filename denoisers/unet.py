@@ -1,7 +1,7 @@
 """The UNets of Stable Diffusion 1.5, XL and XL's refiner: diffusers' `UNet2DConditionModel` behind our interface.
 
 Latents are on the exploding path, x = x0 + sigma noise; the model reads them divided by sqrt(sigma^2 + 1), and predicts
-the noise, or v = (noise - sigma x0) / sqrt(sigma^2 + 1).
+the noise, v = (noise - sigma x0) / sqrt(sigma^2 + 1), or x0 itself.
 
 Legend: B rows, E evaluations, C latent channels, h w latent cells, Lt text tokens, Dt text width, D width of the time
 embedding, H heads, Dh width of a head.
@@ -19,11 +19,13 @@ from ..core.attention.base import FULL, AttentionCall, AttentionMask, AttentionS
 from ..core.checkpoint import Files
 from ..core.diffusers_config import made
 from ..core.loading import build_on_meta, load_weights
+from ..core.saving import Component, weights_of
 from ..core.stream import Runner, Watching, run_blocks
 from ..schedulers.base import Point
 from ..schedulers.discrete import Prediction
 from .base import Conditioning
 from .fitting import check_guidance, check_states, text_mask
+from .saving import stamped
 from .unet_config import CLASS_NAME, UNetConfig
 from .unet_keys import unet_key_map
 
@@ -99,7 +101,13 @@ class UNetDenoiser(nn.Module):
             latents = torch.cat((latents, prepared.beside), dim=1)
         time = prepared.times[prepared.places[point.index]]
         out = self._walk(latents.to(self.dtype), time, prepared).float()[:, :, None]
+        if self.prediction == "sample":
+            return (x - out) / point.sigma
         return out if self.prediction == "epsilon" else scale * (out + scale * point.sigma * x)
+
+    def component(self) -> Component:
+        """See `Saveable`."""
+        return Component(entries=stamped(CLASS_NAME, self.config.entries()), weights=weights_of(self.unet))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -215,7 +223,7 @@ def load_unet(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> UNetDenoiser:
-    """The UNet of files in diffusers' layout or the original one (alone, or within a whole checkpoint).
+    """The UNet of files in diffusers' layout or the original one, which hold nothing else.
 
     Everything is checked before anything is allocated.
 

@@ -9,15 +9,6 @@ from ..core.key_map import KeyMap, Layout, Rule, named_weights
 from .unet_config import UNetConfig
 
 PREFIXES = ("", "model.diffusion_model.")
-# The other parts of whole checkpoints; the last: schedules and counters.
-_OTHERS = (
-    "first_stage_model.{any*}",
-    "cond_stage_model.{any*}",
-    "conditioner.{any*}",
-    "model_ema.{any*}",
-    "denoiser.{any*}",
-    "{name}",
-)
 _RESNET = {
     "in_layers.0": "norm1",
     "in_layers.2": "conv1",
@@ -43,7 +34,7 @@ def unet_key_map(unet: nn.Module, config: UNetConfig) -> KeyMap:
     return KeyMap(
         (
             Layout("diffusers", same),
-            Layout("original", tuple(_original(config)), drops=_OTHERS, prefixes=PREFIXES),
+            Layout("original", tuple(_original(config)), prefixes=PREFIXES),
         )
     )
 

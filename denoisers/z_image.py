@@ -22,10 +22,10 @@ from torch.nn import functional
 
 from ..core.attention.base import FULL, AttentionMask, AttentionSelector
 from ..core.blocks.decoder import DecoderBlock, DecoderConfig
-from ..core.key_map import KeyMap, Layout, Rule
 from ..core.modulation import Modulation, ScaleGate
 from ..core.norms import LayerNorm, RMSNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
+from ..core.saving import Component
 from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning
@@ -34,7 +34,9 @@ from .entries import FILE, number, rotary_axes, size, switch
 from .fitting import check_cells, check_states, text_mask
 from .hoisting import HoistingModule
 from .patches import patchify_channels_last, unpatchify_channels_last
+from .saving import in_diffusers_layout
 from .shapes import Marks, Shapes, rotary_share
+from .z_image_keys import z_image_key_map
 
 PATCH = 2
 TOKENS_MULTIPLE = 32
@@ -128,6 +130,26 @@ class ZImageConfig:
             time_scale=number(entries, "t_scale", default.time_scale),
         )
 
+    def entries(self) -> dict[str, Any]:
+        """The arguments of diffusers' class."""
+        return {
+            "all_patch_size": [PATCH],
+            "all_f_patch_size": [1],
+            "in_channels": self.latent_channels,
+            "dim": self.width,
+            "n_layers": self.layers,
+            "n_refiner_layers": self.refiner_layers,
+            "n_heads": self.heads,
+            "n_kv_heads": self.heads,
+            "norm_eps": self.norm_eps,
+            "qk_norm": self.qk_norm,
+            "cap_feat_dim": self.text_width,
+            "rope_theta": self.rotary_theta,
+            "t_scale": self.time_scale,
+            "axes_dims": list(self.rotary_axes),
+            "axes_lens": list(self.rotary_lengths),
+        }
+
     @classmethod
     def from_shapes(cls, shapes: Shapes) -> "ZImageConfig":
         """From the tensors of a checkpoint in one of the layouts of `z_image_key_map`.
@@ -175,7 +197,7 @@ class ZImageDenoiser(HoistingModule):
     """See the module's first lines; implements `Denoiser`. Its conditioning's rows may have different lengths."""
 
     hoisted: ClassVar[tuple[str, ...]] = ("modulation.", "image_modulation.")
-    walked: ClassVar[tuple[str, ...]] = ("image_blocks", "blocks")
+    walked: ClassVar[tuple[str, ...]] = ("text_blocks", "image_blocks", "blocks")
 
     def __init__(self, config: ZImageConfig) -> None:
         super().__init__()
@@ -241,6 +263,10 @@ class ZImageDenoiser(HoistingModule):
         h = self.final_norm(stream.x[:, :num_image]) * prepared.final[e]
         return -unpatchify_channels_last(self.output(h), x.shape, PATCH).float()
 
+    def component(self) -> Component:
+        """See `Saveable`."""
+        return in_diffusers_layout("ZImageTransformer2DModel", self.config.entries(), self.weights(), z_image_key_map())
+
     def embed_times(self, evaluations: Sequence[Point], device: torch.device) -> Tensor:
         """What all modulations come from, [E, time width]."""
         times = torch.tensor([point.time for point in evaluations], dtype=torch.float32, device=device)
@@ -254,7 +280,7 @@ class ZImageDenoiser(HoistingModule):
         index = torch.arange(h.shape[1], device=h.device)
         is_text = index < conditioning.lengths.to(h.device)[:, None]
         h = torch.where(is_text[..., None], h, self.text_padding)
-        return run_blocks([*self.text_blocks], Stream(x=h), inputs, NoCache()).x
+        return self.runner(run_blocks)([*self.text_blocks], Stream(x=h), inputs, NoCache()).x
 
     def rotary_tables(self, shape: tuple[int, ...], lengths: Tensor) -> Rotary:
         """Tables for N' picture tokens then L' text tokens: text n stands at (n + 1, 0, 0), the picture after all the
@@ -331,58 +357,3 @@ def _lengths(value: object) -> tuple[int, int, int]:
             return (a, b, c)
         case _:
             raise ValueError(f"{FILE}: axes_lens is {value!r}; it must be three whole numbers over 0")
-
-
-def z_image_key_map() -> KeyMap:
-    """diffusers' layout, and the single files of Tongyi-MAI's and ComfyUI's, which have fused attention."""
-    diffusers = _rules("all_x_embedder.2-1", "all_final_layer.2-1", ("to_q", "to_k", "to_v"), "to_out.0", "norm_{}")
-    original = _rules("x_embedder", "final_layer", ("qkv",), "out", "{}_norm")
-    unused = ("norm_final.weight",)
-    return KeyMap(
-        (
-            Layout("diffusers", diffusers),
-            Layout("original", original, drops=unused, prefixes=("", "model.diffusion_model.")),
-        )
-    )
-
-
-_STACKS = {"noise_refiner": "image_blocks", "context_refiner": "text_blocks", "layers": "blocks"}
-_MODULATIONS = {"noise_refiner": "image_modulation", "layers": "modulation"}
-
-
-def _rules(image_in: str, final: str, qkv: tuple[str, ...], output: str, norm: str) -> tuple[Rule, ...]:
-    """A layout's rules, by what differs between the two; `norm` has a place for q or k."""
-    blocks = [rule for stacks in _STACKS.items() for rule in _block(*stacks, qkv, output, norm)]
-    modulations = [
-        Rule(f"{theirs}.{{i}}.adaLN_modulation.0.{{leaf}}", f"{ours}.{{i}}.{{leaf}}")
-        for theirs, ours in _MODULATIONS.items()
-    ]
-    return (
-        Rule(f"{image_in}.{{leaf}}", "image_in.{leaf}"),
-        Rule("x_pad_token", "image_padding"),
-        Rule("cap_embedder.0.weight", "text_norm.weight"),
-        Rule("cap_embedder.1.{leaf}", "text_in.{leaf}"),
-        Rule("cap_pad_token", "text_padding"),
-        Rule("t_embedder.mlp.0.{leaf}", "time_embed.inner.{leaf}"),
-        Rule("t_embedder.mlp.2.{leaf}", "time_embed.outer.{leaf}"),
-        *blocks,
-        *modulations,
-        Rule(f"{final}.adaLN_modulation.1.{{leaf}}", "final_modulation.{leaf}"),
-        Rule(f"{final}.linear.{{leaf}}", "output.{leaf}"),
-    )
-
-
-def _block(theirs: str, ours: str, qkv: tuple[str, ...], output: str, norm: str) -> list[Rule]:
-    source, target = f"{theirs}.{{i}}.", f"{ours}.{{i}}."
-    return [
-        Rule(tuple(f"{source}attention.{name}.weight" for name in qkv), f"{target}attention.qkv.weight"),
-        Rule(f"{source}attention.{output}.weight", f"{target}attention.output.weight"),
-        Rule(f"{source}attention.{norm.format('q')}.weight", f"{target}attention.query_norm.weight"),
-        Rule(f"{source}attention.{norm.format('k')}.weight", f"{target}attention.key_norm.weight"),
-        Rule((f"{source}feed_forward.w1.weight", f"{source}feed_forward.w3.weight"), f"{target}mlp.gate_up.weight"),
-        Rule(f"{source}feed_forward.w2.weight", f"{target}mlp.down.weight"),
-        Rule(f"{source}attention_norm1.weight", f"{target}attention_norm.weight"),
-        Rule(f"{source}attention_norm2.weight", f"{target}attention_post_norm.weight"),
-        Rule(f"{source}ffn_norm1.weight", f"{target}mlp_norm.weight"),
-        Rule(f"{source}ffn_norm2.weight", f"{target}mlp_post_norm.weight"),
-    ]

@@ -3,7 +3,7 @@
 Legend: B rows, L tokens, D width, Dp width of the pooled vector.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
@@ -41,6 +41,15 @@ class SkippingEncoder(Protocol):
 
 
 @runtime_checkable
+class StoredEncoder(Protocol):
+    """A text encoder whose weights may stay in their files, where each call reads them."""
+
+    def resident(self) -> "TextEncoder":
+        """The same encoder with its weights in memory."""
+        ...
+
+
+@runtime_checkable
 class TextEncoder(Protocol):
     """From prompts to states. Row i depends on prompt i alone."""
 
@@ -51,3 +60,8 @@ class TextEncoder(Protocol):
             ValueError: no prompts.
         """
         ...
+
+
+def resident_encoders(encoders: Mapping[str, TextEncoder]) -> dict[str, TextEncoder]:
+    """The encoders with their weights in memory, to be called several times."""
+    return {role: each.resident() if isinstance(each, StoredEncoder) else each for role, each in encoders.items()}

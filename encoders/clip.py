@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..core.key_map import Layout, named_weights
 from ..core.offload import StoredWeights
+from ..core.saving import Held
+from ..language.checkpoints import ModelSource, StoredModel
 from .base import EncodedText
-from .folders import Architecture, load_prompt_tokenizer, load_text_model, text_architecture
+from .clip_keys import open_clip_layout
+from .folders import Architecture, load_prompt_tokenizer, load_text_model, model_source, text_architecture
+from .origin import TextComponent, TextOrigin, required_origin
 from .prompts import TokenRow, special_ids, token_rows, warnings_of
 
 if TYPE_CHECKING:
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 
 Pooled = Literal["pooler", "projection"]
 LongPrompts = Literal["cut", "chunks"]
+Projection = Literal["stored", "identity"]
 PLAIN, PROJECTED = "CLIPTextModel", "CLIPTextModelWithProjection"
 
 
@@ -38,7 +44,7 @@ class ClipEncoder:
     states one after the other; `pooled` is the first one's. A row's `lengths` then counts its own chunks, and up to
     there it is that prompt alone. Where its neighbours have more chunks, its states go on with those of an empty prompt
     instead of zeros, for denoisers that attend to every token. With `stored`, the model is on the meta device and each
-    call reads its weights.
+    call reads its weights; `origin` is where it was loaded from.
     """
 
     model: "CLIPTextModel | CLIPTextModelWithProjection"
@@ -48,6 +54,7 @@ class ClipEncoder:
     pooled: Pooled | None
     long_prompts: LongPrompts = "cut"
     stored: StoredWeights | None = None
+    origin: TextOrigin | None = None
 
     def __post_init__(self) -> None:
         layers = self.num_layers
@@ -88,6 +95,13 @@ class ClipEncoder:
         if self.stored is None:
             return self
         return dataclasses.replace(self, model=self.stored.resident(self.model), stored=None)
+
+    def component(self) -> TextComponent:
+        """See `SaveableEncoder`."""
+        origin = required_origin(self, self.origin)
+        source = None if self.stored is None else self.stored.source
+        held = Held(module=self.model, key_map=_architecture(origin.model).key_map(self.model), source=source)
+        return origin.whole_component(self.tokenizer, held)
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str]) -> EncodedText:
@@ -170,51 +184,67 @@ class ClipEncoder:
 
 
 def load_clip(
-    model_folder: str | Path,
+    model: str | ModelSource,
     tokenizer_folder: str | Path,
     *,
     skipped: int = 0,
     normed: bool = True,
     pooled: Pooled | None = None,
     long_prompts: LongPrompts = "cut",
+    projection: Projection = "stored",
     variant: str | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> ClipEncoder:
-    """The CLIP text encoder of two folders in transformers' layout, read `skipped` blocks before its last.
+    """The CLIP text encoder of a folder in transformers' layout, or in a file by its or OpenCLIP's names, and the
+    tokenizer of another, read `skipped` blocks before its last.
 
     Nothing is fetched from the network, and nothing printed. `variant` is the part of the weights' file names that
-    tells copies apart ("fp16"). On the meta device, weights stay in the files, and each call reads them.
+    tells copies apart ("fp16"). `projection` "identity" is for models that have none, but are read as if they had. On
+    the meta device, weights stay in the files, and each call reads them.
 
     Raises:
         FileNotFoundError: a folder, a config.json, the weights or the tokenizer's files are missing.
         ValueError: another architecture, weights that do not fit the config, a tokenizer that does not fit the model,
             a setting out of range.
     """
-    model_folder, tokenizer_folder = Path(model_folder), Path(tokenizer_folder)
-    kind = _architecture(model_folder)
-    model, stored = load_text_model(model_folder, kind, variant=variant, device=device, dtype=dtype)
-    tokenizer = load_prompt_tokenizer(tokenizer_folder, "CLIPTokenizer", (("vocab.json", "merges.txt"),))
-    layers = int(model.config.num_hidden_layers)
+    source = model_source(model)
+    kind = _architecture(source, projection)
+    module, stored = load_text_model(source, kind, variant=variant, device=device, dtype=dtype)
+    tokenizer = load_prompt_tokenizer(Path(tokenizer_folder), "CLIPTokenizer", (("vocab.json", "merges.txt"),))
+    layers = int(module.config.num_hidden_layers)
     if not 0 <= skipped <= layers:
-        raise ValueError(f"skipped is {skipped}; the text encoder in {model_folder} has {layers} layers")
+        raise ValueError(f"skipped is {skipped}; the text encoder in {source} has {layers} layers")
     return ClipEncoder(
-        model=model,
+        model=module,
         tokenizer=tokenizer,
         layer=layers - skipped,
         normed=normed,
         pooled=pooled,
         long_prompts=long_prompts,
         stored=stored,
+        origin=TextOrigin.of(source, tokenizer_folder, variant, tokenizer),
     )
 
 
-def _architecture(folder: Path) -> Architecture:
-    """Files of `CLIPTextModel` have had a prefix in all their names until transformers dropped it."""
+def _architecture(source: ModelSource, projection: Projection = "stored") -> Architecture:
+    """Files of `CLIPTextModel` have had a prefix in all their names until transformers dropped it. ComfyUI's have a
+    projection where nothing reads one."""
+    unread = ("text_projection.weight",) if isinstance(source, StoredModel) else ()
     plain = Architecture(
-        model=PLAIN, config="CLIPTextConfig", prefixes=("", "text_model."), drops=("embeddings.position_ids",)
+        model=PLAIN, config="CLIPTextConfig", prefixes=("", "text_model."), drops=("embeddings.position_ids", *unread)
     )
     projected = dataclasses.replace(
-        plain, model=PROJECTED, prefixes=("",), drops=("text_model.embeddings.position_ids",)
+        plain,
+        model=PROJECTED,
+        prefixes=("",),
+        drops=("text_model.embeddings.position_ids",),
+        others=_open_clip,
     )
-    return text_architecture(folder, (plain, projected))
+    if projection == "identity":
+        projected = dataclasses.replace(projected, identities=("text_projection",), others=plain.others)
+    return text_architecture(source, (plain, projected))
+
+
+def _open_clip(module: nn.Module) -> tuple[Layout, ...]:
+    return (open_clip_layout(len(named_weights(module)["text_projection.weight"])),)

@@ -15,11 +15,13 @@ from torch import Tensor
 from ..core.attention.base import AttentionMask, AttentionSelector
 from ..core.attention.registry import attention_selector
 from ..core.offload import StoredWeights
-from ..language.checkpoints import load_headless_model, model_config
+from ..core.saving import Held
+from ..language.checkpoints import ModelSource, head_copies, headless_key_map, load_headless_model, model_config
 from ..language.model import LanguageModel, Layer
 from ..language.padding import padded
 from .base import EncodedText
-from .folders import load_prompt_tokenizer
+from .folders import load_prompt_tokenizer, model_source
+from .origin import TextComponent, TextOrigin, required_origin
 from .prompts import SHOWN, TokenRow, checked_prompts, special_ids, token_rows
 from .templates import Template
 
@@ -42,7 +44,7 @@ class DecoderEncoder:
     before see nothing.
 
     What does not fit is left out, and the words are named in the result's warnings. With `stored`, the language model
-    is on the meta device and each call reads its weights.
+    is on the meta device and each call reads its weights; `origin` is where it was loaded from.
     """
 
     language_model: LanguageModel
@@ -53,6 +55,7 @@ class DecoderEncoder:
     drop: int = 0
     pad_to_max: bool = False
     stored: StoredWeights | None = None
+    origin: TextOrigin | None = None
 
     def __post_init__(self) -> None:
         config = self.language_model.config
@@ -85,6 +88,21 @@ class DecoderEncoder:
         if self.stored is None:
             return self
         return dataclasses.replace(self, language_model=self.stored.resident(self.language_model), stored=None)
+
+    def component(self) -> TextComponent:
+        """See `SaveableEncoder`."""
+        return self.component_beside(())
+
+    def component_beside(self, others: tuple[Held, ...]) -> TextComponent:
+        """The component of the same files with other modules that were made of them."""
+        origin = required_origin(self, self.origin)
+        held = Held(
+            module=self.language_model,
+            key_map=headless_key_map(origin.model, self.language_model.config.layers),
+            source=None if self.stored is None else self.stored.source,
+            copies=head_copies(origin.files(self.tokenizer)),
+        )
+        return origin.component(self.tokenizer, (held, *others))
 
     def with_max_tokens(self, max_tokens: int) -> "DecoderEncoder":
         """The same encoder, reading at most so many tokens after the drop."""
@@ -164,7 +182,7 @@ def row_states(
 
 
 def load_decoder_encoder(
-    model_folder: str | Path,
+    model: str | ModelSource,
     tokenizer_folder: str | Path,
     *,
     template: Template,
@@ -177,8 +195,9 @@ def load_decoder_encoder(
     attention: AttentionSelector | None = None,
     variant: str | None = None,
 ) -> DecoderEncoder:
-    """The encoder of two folders in transformers' layout: a decoder that `language/` knows, alone or inside a model
-    that also sees (Qwen2.5-VL, Mistral 3). The head, blocks after the last layer and the vision tower are not loaded.
+    """The encoder of a folder in transformers' layout or in a file by its names, and the tokenizer of another folder: a
+    decoder that `language/` knows, alone or inside a model that also sees (Qwen2.5-VL, Mistral 3). The head, blocks
+    after the last layer and the vision tower are not loaded.
 
     A negative layer counts from the end: -1 stands for all blocks. `variant` picks one of several copies of the
     weights. On the meta device, weights stay in the files, and
@@ -189,26 +208,28 @@ def load_decoder_encoder(
         ValueError: another architecture, weights that do not fit the config, a tokenizer that does not fit the model,
             a setting out of range.
     """
-    model_folder, tokenizer_folder = Path(model_folder), Path(tokenizer_folder)
-    num_states = model_config(model_folder).layers + 1
+    source = model_source(model)
+    num_states = model_config(source).layers + 1
     counted = tuple(
         Layer(each.index % num_states if -num_states <= each.index < 0 else each.index, each.normed) for each in layers
     )
     language_model, stored = load_headless_model(
-        model_folder,
+        source,
         blocks=max((layer.index for layer in counted), default=0),
         device=device,
         dtype=dtype,
         attention=attention or attention_selector(),
         variant=variant,
     )
+    tokenizer = load_prompt_tokenizer(Path(tokenizer_folder), "AutoTokenizer", _TOKENIZER_FILES)
     return DecoderEncoder(
         language_model=language_model,
-        tokenizer=load_prompt_tokenizer(tokenizer_folder, "AutoTokenizer", _TOKENIZER_FILES),
+        tokenizer=tokenizer,
         template=template,
         layers=counted,
         max_tokens=max_tokens,
         drop=drop,
         pad_to_max=pad_to_max,
         stored=stored,
+        origin=TextOrigin.of(source, tokenizer_folder, variant, tokenizer),
     )

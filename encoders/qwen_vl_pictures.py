@@ -15,8 +15,8 @@ from torch import Tensor
 from ..language.families.base import Entries
 
 _MOST_RATIO = 200
-_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,8 +38,8 @@ class PictureReader:
     frames: int = 2
     min_pixels: int = 56 * 56
     max_pixels: int = 28 * 28 * 1280
-    mean: tuple[float, ...] = _CLIP_MEAN
-    std: tuple[float, ...] = _CLIP_STD
+    mean: tuple[float, ...] = CLIP_MEAN
+    std: tuple[float, ...] = CLIP_STD
 
     @classmethod
     def from_entries(cls, entries: Mapping[str, Any]) -> "PictureReader":
@@ -63,8 +63,8 @@ class PictureReader:
             frames=given.size("temporal_patch_size", cls.frames),
             min_pixels=given.optional_size("min_pixels") or shortest,
             max_pixels=given.optional_size("max_pixels") or longest,
-            mean=_numbers(given, "image_mean", _CLIP_MEAN),
-            std=_numbers(given, "image_std", _CLIP_STD),
+            mean=three_numbers(given, "image_mean", CLIP_MEAN),
+            std=three_numbers(given, "image_std", CLIP_STD),
         )
 
     def size(self, height: int, width: int) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class PictureReader:
         if picture.ndim != 3 or len(picture) != 3 or not picture.is_floating_point():
             raise ValueError(f"a picture is {list(picture.shape)} of {picture.dtype}; it must be [3, H, W] of floats")
         height, width = self.size(*picture.shape[1:])
-        pixels = _resized(picture, height, width)
+        pixels = bicubic(picture, height, width)
         mean, std = (torch.tensor(each)[:, None, None] for each in (self.mean, self.std))
         grid = (height // self.patch, width // self.patch)
         return PicturePatches(patches=self._patches((pixels - mean) / std), grid=grid)
@@ -107,7 +107,7 @@ class PictureReader:
         return x[:, :, None].expand(-1, -1, self.frames, -1, -1).flatten(1)
 
 
-def _resized(picture: Tensor, height: int, width: int) -> Tensor:
+def bicubic(picture: Tensor, height: int, width: int) -> Tensor:
     """Bicubic on 8 bits, as image processors do it, [3, height, width] in 0..1."""
     from PIL import Image
 
@@ -117,7 +117,8 @@ def _resized(picture: Tensor, height: int, width: int) -> Tensor:
     return torch.frombuffer(data, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1).float() / 255
 
 
-def _numbers(given: Entries, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+def three_numbers(given: Entries, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+    """An entry of a preprocessor_config.json, one for each channel. ValueError for anything else."""
     found: object = given.values.get(name, default)
     numbers = cast(Sequence[object], found) if isinstance(found, Sequence) else ()
     if len(numbers) != 3 or not all(type(each) in (int, float) for each in numbers):

@@ -7,7 +7,6 @@ patches), D width, R rows of patches that see each other, L patches of the longe
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,7 +15,6 @@ from torch.nn import functional
 
 from ..core.attention.base import AttentionMask, AttentionSelector
 from ..core.blocks.decoder import DecoderBlock, DecoderConfig
-from ..core.component_files import component_weights
 from ..core.key_map import KeyMap, Reshape, Rule
 from ..core.key_rules import Layout
 from ..core.loading import build_on_meta
@@ -26,7 +24,7 @@ from ..core.offload import StoredWeights, filled
 from ..core.ops.row_product import Linear
 from ..core.rotary import RotaryConfig, grid_positions, rotary_table
 from ..core.stream import BlockInputs, NoCache, Stream
-from ..language.checkpoints import read_entries
+from ..language.checkpoints import ModelSource, model_weights, read_entries
 from ..language.families.base import Entries
 from ..language.families.rotary import read_rotary
 
@@ -196,21 +194,21 @@ class _Rows:
 
 
 def load_vision_tower(
-    folder: Path,
+    source: ModelSource,
     *,
     device: torch.device | str,
     dtype: torch.dtype,
     attention: AttentionSelector,
     variant: str | None = None,
 ) -> tuple[VisionTower, StoredWeights | None]:
-    """The tower of a Qwen2.5-VL folder; on the meta device, with where its weights lie.
+    """The tower of a Qwen2.5-VL folder, or of one in a file; on the meta device, with where its weights lie.
 
     Raises:
         FileNotFoundError: a file or a shard is missing. ValueError: weights that do not fit the config.
     """
-    config = VisionConfig.from_entries(read_entries(folder))
+    config = VisionConfig.from_entries(read_entries(source))
     tower = build_on_meta(lambda: VisionTower(config, attention=attention))
-    stored = filled(tower, component_weights(folder, variant), vision_key_map(), dtype=dtype, device=device)
+    stored = filled(tower, model_weights(source, variant), vision_key_map(), dtype=dtype, device=device)
     return tower.requires_grad_(False).eval(), stored
 
 

@@ -14,9 +14,12 @@ from torch import Tensor
 
 from ..core.copies import moved
 from ..core.offload import StoredWeights
+from ..core.saving import Held
+from ..language.checkpoints import ModelSource
 from ..language.padding import padded
 from .base import EncodedText
-from .folders import Architecture, load_prompt_tokenizer, load_text_model, text_architecture
+from .folders import Architecture, load_prompt_tokenizer, load_text_model, model_source, text_architecture
+from .origin import TextComponent, TextOrigin, required_origin
 from .prompts import special_ids, token_rows, warnings_of
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ class T5Encoder:
     keep the pads; LTX-Video does too, but leaves the pads out afterwards; Wan pads and hides them.
 
     What does not fit is left out, and the words are named in the result's warnings. With `stored`, the model is on the
-    meta device and each call reads its weights.
+    meta device and each call reads its weights; `origin` is where it was loaded from.
     """
 
     model: "T5EncoderModel | UMT5EncoderModel"
@@ -43,6 +46,7 @@ class T5Encoder:
     masked: bool
     keeps_pads: bool | None = None
     stored: StoredWeights | None = None
+    origin: TextOrigin | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:
@@ -86,6 +90,18 @@ class T5Encoder:
             return self
         return dataclasses.replace(self, model=self.stored.resident(self.model), stored=None)
 
+    def component(self) -> TextComponent:
+        """See `SaveableEncoder`."""
+        origin = required_origin(self, self.origin)
+        kind = _known(origin.model)
+        held = Held(
+            module=self.model,
+            key_map=kind.key_map(self.model),
+            source=None if self.stored is None else self.stored.source,
+            copies={name: other for pair in kind.renamed for name, other in (pair, pair[::-1])},
+        )
+        return origin.whole_component(self.tokenizer, held)
+
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> "T5Encoder":
         """A copy elsewhere. In float16 the output of each feed-forward stays in float32, as when it is loaded."""
         model = moved(self.model, device, dtype)
@@ -117,7 +133,7 @@ class T5Encoder:
 
 
 def load_t5(
-    model_folder: str | Path,
+    model: str | ModelSource,
     tokenizer_folder: str | Path,
     *,
     max_tokens: int,
@@ -128,8 +144,8 @@ def load_t5(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> T5Encoder:
-    """The T5 or UMT5 encoder of two folders in transformers' layout. In float16 the output of each feed-forward stays
-    in float32, as in transformers: it overflows.
+    """The T5 or UMT5 encoder of a folder in transformers' layout or in a file by its names, and the tokenizer of
+    another folder. In float16 the output of each feed-forward stays in float32, as in transformers: it overflows.
 
     Nothing is fetched from the network, and nothing printed. `variant` is the part of the weights' file names that
     tells copies apart ("fp16"). On the meta device, weights stay in the files, and each call reads them.
@@ -139,26 +155,33 @@ def load_t5(
         ValueError: another architecture, weights that do not fit the config, a tokenizer that does not fit the model,
             a setting out of range.
     """
-    model_folder, tokenizer_folder = Path(model_folder), Path(tokenizer_folder)
-    architecture = text_architecture(model_folder, (_architecture("T5"), _architecture("UMT5")))
-    model, stored = load_text_model(model_folder, architecture, variant=variant, device=device, dtype=dtype)
+    source = model_source(model)
+    module, stored = load_text_model(source, _known(source), variant=variant, device=device, dtype=dtype)
+    tokenizer = load_prompt_tokenizer(Path(tokenizer_folder), "T5Tokenizer", (("spiece.model",),))
     return T5Encoder(
-        model=model,
-        tokenizer=load_prompt_tokenizer(tokenizer_folder, "T5Tokenizer", (("spiece.model",),)),
+        model=module,
+        tokenizer=tokenizer,
         max_tokens=max_tokens,
         pad_to_max=pad_to_max,
         masked=masked,
         keeps_pads=keeps_pads,
         stored=stored,
+        origin=TextOrigin.of(source, tokenizer_folder, variant, tokenizer),
     )
 
 
+def _known(source: ModelSource) -> Architecture:
+    """Which of the two kinds a model is. Errors as for `text_architecture`."""
+    return text_architecture(source, (_architecture("T5"), _architecture("UMT5")))
+
+
 def _architecture(family: str) -> Architecture:
-    """One embedding has two names in the module; files have it under either, or both."""
+    """One embedding has two names in the module; files have it under either, or both. ComfyUI's hold the tokenizer
+    too."""
     return Architecture(
         model=f"{family}EncoderModel",
         config=f"{family}Config",
-        drops=("encoder.embed_tokens.weight",),
+        drops=("encoder.embed_tokens.weight", "spiece_model"),
         renamed=(("encoder.embed_tokens.weight", "shared.weight"),),
         wide=("wo",),
     )

@@ -19,14 +19,17 @@ from ..core.attention.registry import attention_selector
 from ..core.json_file import json_object
 from ..core.offload import StoredWeights
 from ..core.rotary import grid_positions
-from ..language.checkpoints import model_config, read_entries
+from ..core.saving import Held
+from ..language.checkpoints import ModelSource, model_config, read_entries
 from ..language.model import LanguageModel, Layer
 from ..language.padding import padded
 from .base import EncodedText
 from .decoder import DecoderEncoder, load_decoder_encoder, row_states
+from .folders import model_source
+from .origin import TextComponent, TextOrigin
 from .prompts import checked_prompts
 from .qwen_vl_pictures import PicturePatches, PictureReader
-from .qwen_vl_vision import Grid, VisionTower, load_vision_tower
+from .qwen_vl_vision import Grid, VisionTower, load_vision_tower, vision_key_map
 from .templates import QWEN_IMAGE_EDIT, QWEN_IMAGE_EDIT_DROP, Template
 
 Positions = Literal["axes", "diffusers"]
@@ -71,6 +74,16 @@ class VisionLanguageEncoder:
         vision = self.vision if self.stored is None else self.stored.resident(self.vision)
         return dataclasses.replace(self, text=self.text.resident(), vision=vision, stored=None)
 
+    @property
+    def origin(self) -> TextOrigin | None:
+        """What it was loaded from."""
+        return self.text.origin
+
+    def component(self) -> TextComponent:
+        """See `SaveableEncoder`."""
+        source = None if self.stored is None else self.stored.source
+        return self.text.component_beside((Held(module=self.vision, key_map=vision_key_map(), source=source),))
+
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], pictures: Sequence[Sequence[Tensor]] | None = None) -> EncodedText:
         """States [B, L, D] of prompts and their `pictures`: for each prompt any number, [3, H, W] in 0..1 of any sizes.
@@ -79,11 +92,31 @@ class VisionLanguageEncoder:
             ValueError: no prompts, one that is not a string of whole characters or holds the mark of a picture, another
                 number of lists of pictures, something else than a picture, or more pictures than can be read.
         """
-        lists = [()] * len(prompts) if pictures is None else [tuple(each) for each in pictures]
-        if len(lists) != len(prompts):
-            raise ValueError(f"{len(lists)} lists of pictures for {len(prompts)} prompts; there must be one for each")
-        cut = {id(picture): self.reader(picture) for row in lists for picture in row}
-        grids = [[self._tokens_of(cut[id(picture)].grid) for picture in row] for row in lists]
+        lists = _lists(prompts, pictures)
+        cut = self._cut(lists)
+        grids = self._grids(lists, cut)
+        rows, warnings = self._rows(prompts, grids)
+        if self.stored is not None or self.text.stored is not None:
+            return self.resident()._encoded(rows, lists, cut, grids, warnings)
+        return self._encoded(rows, lists, cut, grids, warnings)
+
+    def tokens(
+        self, prompts: Sequence[str], pictures: Sequence[Sequence[Tensor]] | None = None
+    ) -> tuple[list[list[int]], tuple[str, ...]]:
+        """Each prompt's ids after those of its pictures, and a warning for each prompt that was cut short. Errors as
+        for a call."""
+        lists = _lists(prompts, pictures)
+        return self._rows(prompts, self._grids(lists, self._cut(lists)))
+
+    def _cut(self, lists: Sequence[Sequence[Tensor]]) -> dict[int, PicturePatches]:
+        """Every picture, once."""
+        return {id(picture): self.reader(picture) for row in lists for picture in row}
+
+    def _grids(self, lists: Sequence[Sequence[Tensor]], cut: Mapping[int, PicturePatches]) -> list[list[Grid]]:
+        """Rows and columns of each picture's tokens."""
+        return [[self._tokens_of(cut[id(picture)].grid) for picture in row] for row in lists]
+
+    def _rows(self, prompts: Sequence[str], grids: Sequence[Sequence[Grid]]) -> tuple[list[list[int]], tuple[str, ...]]:
         rows, warnings = self.text.tokens(_written(checked_prompts(prompts), grids))
         mark = self._mark
         for row, row_grids in zip(rows, grids, strict=True):
@@ -91,9 +124,7 @@ class VisionLanguageEncoder:
                 raise ValueError(
                     f"{len(row_grids)} pictures do not fit in the {self.text.max_tokens} tokens that are read"
                 )
-        if self.stored is not None or self.text.stored is not None:
-            return self.resident()._encoded(rows, lists, cut, grids, warnings)
-        return self._encoded(rows, lists, cut, grids, warnings)
+        return rows, warnings
 
     def _encoded(
         self,
@@ -157,7 +188,7 @@ def axes_positions(row: Sequence[int], mark: int, grids: Sequence[Grid]) -> Tens
 
 
 def load_vision_language_encoder(
-    model_folder: str | Path,
+    model: str | ModelSource,
     processor_folder: str | Path,
     *,
     template: Template = QWEN_IMAGE_EDIT,
@@ -170,33 +201,41 @@ def load_vision_language_encoder(
     attention: AttentionSelector | None = None,
     variant: str | None = None,
 ) -> VisionLanguageEncoder:
-    """The encoder of a Qwen2.5-VL folder, and of one with its tokenizer and preprocessor_config.json, both in
-    transformers' layout. `max_tokens` None reads as many as the model can. Further settings and errors as for
-    `load_decoder_encoder`.
+    """The encoder of a Qwen2.5-VL folder, or of one in a file, and of a folder with its tokenizer and
+    preprocessor_config.json, both in transformers' layout. `max_tokens` None reads as many as the model can. Further
+    settings and errors as for `load_decoder_encoder`.
     """
-    model_folder, processor_folder = Path(model_folder), Path(processor_folder)
+    source, processor_folder = model_source(model), Path(processor_folder)
     settings = processor_folder / _SETTINGS
     if not settings.is_file():
         raise FileNotFoundError(f"{settings}: no such file; it says how pictures are read")
     attention = attention or attention_selector()
-    vision, stored = load_vision_tower(model_folder, device=device, dtype=dtype, attention=attention, variant=variant)
+    vision, stored = load_vision_tower(source, device=device, dtype=dtype, attention=attention, variant=variant)
     text = load_decoder_encoder(
-        model_folder,
+        source,
         processor_folder,
         template=template,
         layers=layers,
-        max_tokens=model_config(model_folder).context_length - drop if max_tokens is None else max_tokens,
+        max_tokens=model_config(source).context_length - drop if max_tokens is None else max_tokens,
         drop=drop,
         device=device,
         dtype=dtype,
         attention=attention,
         variant=variant,
     )
-    wanted: object = read_entries(model_folder).get("image_token_id", 151655)
+    wanted: object = read_entries(source).get("image_token_id", 151655)
     if cast(Any, text.tokenizer).convert_tokens_to_ids(_MARK) != wanted:
         raise ValueError(f"{_MARK} is not the token {wanted!r} in {processor_folder}, as the model's config says")
     reader = PictureReader.from_entries(json_object(settings))
     return VisionLanguageEncoder(text=text, vision=vision, reader=reader, positions=positions, stored=stored)
+
+
+def _lists(prompts: Sequence[str], pictures: Sequence[Sequence[Tensor]] | None) -> list[tuple[Tensor, ...]]:
+    """The pictures of each prompt. ValueError where there is another number of lists."""
+    lists: list[tuple[Tensor, ...]] = [()] * len(prompts) if pictures is None else [tuple(each) for each in pictures]
+    if len(lists) != len(prompts):
+        raise ValueError(f"{len(lists)} lists of pictures for {len(prompts)} prompts; there must be one for each")
+    return lists
 
 
 def _written(prompts: Sequence[str], grids: Sequence[Sequence[Grid]]) -> list[str]:

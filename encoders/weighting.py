@@ -6,18 +6,19 @@ Legend: B rows, L tokens, D width.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from .base import EncodedText, LimitedEncoder, TextEncoder
+from .base import EncodedText, LimitedEncoder, StoredEncoder, TextEncoder
 
 EMPHASIS = 1.1
+LARGEST = 1e30
 _WEIGHT = re.compile(r"(.*):\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*", re.DOTALL)
 
 
+@runtime_checkable
 class PlacedEncoder(TextEncoder, Protocol):
     """A text encoder that knows which token came from where."""
 
@@ -38,6 +39,14 @@ class WeightedEncoder:
 
     encoder: PlacedEncoder
 
+    def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.encoder), PlacedEncoder):
+            kind = type(self.encoder).__name__
+            raise ValueError(
+                f"encoder is of type {kind}, which cannot tell where its tokens are; weights need a ClipEncoder or a "
+                "T5Encoder"
+            )
+
     def with_max_tokens(self, max_tokens: int) -> "WeightedEncoder":
         """The same over an encoder that reads at most so many tokens.
 
@@ -47,6 +56,12 @@ class WeightedEncoder:
         if not isinstance(self.encoder, LimitedEncoder):
             raise ValueError(f"the length of the encoder {type(self.encoder).__name__} cannot be set")
         return WeightedEncoder(encoder=self.encoder.with_max_tokens(max_tokens))
+
+    def resident(self) -> "WeightedEncoder":
+        """The same over an encoder with its weights in memory."""
+        if not isinstance(self.encoder, StoredEncoder):
+            return self
+        return WeightedEncoder(encoder=cast(PlacedEncoder, self.encoder.resident()))
 
     def __call__(self, prompts: Sequence[str]) -> EncodedText:
         """The encoder's result with weighted states. Errors as for the encoder."""
@@ -104,6 +119,8 @@ def parse_weights(prompt: str) -> WeightedText:
             text.append(letter)
             weights.append(1.0)
         place += 1
+    if not all(abs(weight) <= LARGEST for weight in weights):
+        raise ValueError(f"the weight {max(weights, key=abs):g} in the prompt is too large")
     return WeightedText(text="".join(text), weights=tuple(weights))
 
 
@@ -111,8 +128,6 @@ def _close(text: list[str], weights: list[float], start: int) -> None:
     """Ends the group that begins at `start`: its weight is the number after its last colon, if there is one."""
     match = _WEIGHT.fullmatch("".join(text[start:]))
     weight = EMPHASIS if match is None else float(match[2])
-    if not isfinite(weight):
-        raise ValueError(f"the weight {weight} in the prompt is too large")
     if match is not None:
         del text[start + len(match[1]) :], weights[start + len(match[1]) :]
     weights[start:] = [weight * each for each in weights[start:]]

@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from ..core.attention.base import AttentionSelector
-from ..core.checkpoint import read_checkpoint
+from ..core.checkpoint import Files, read_checkpoint
 from ..core.component_files import component_weights, refuse_quantised_entries
 from ..core.hub import hub_folder, is_hub_id
 from ..core.json_file import json_object
@@ -38,6 +39,23 @@ _SMALL_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """A model in a weights file, which has no config.json: `entries` stand for those of one. `files` hold its tensors
+    alone, by transformers' names or others that its key map knows."""
+
+    file: Path
+    files: Files
+    entries: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+
+ModelSource: TypeAlias = Path | StoredModel
+"""A folder in transformers' layout, or a model in a file."""
 
 
 def load_transformers_folder(
@@ -75,7 +93,7 @@ def load_transformers_model(
 
 
 def load_headless_model(
-    folder: Path,
+    source: ModelSource,
     *,
     blocks: int,
     device: torch.device | str,
@@ -83,16 +101,15 @@ def load_headless_model(
     attention: AttentionSelector,
     variant: str | None = None,
 ) -> tuple[LanguageModel, StoredWeights | None]:
-    """The first `blocks` blocks (at least one) of a folder's model, to read its states: the rest is not loaded. On the
+    """The first `blocks` blocks (at least one) of a model, to read its states: the rest is not loaded. On the
     meta device, with where the weights lie. `variant`, such as "fp16", picks one of several copies of the weights.
 
     Errors as for `load_transformers_folder`, and ValueError for more blocks than there are.
     """
-    config, files = model_config(folder), component_weights(folder, variant)
+    config, files = model_config(source), model_weights(source, variant)
     if not 0 <= blocks <= config.layers:
-        raise ValueError(f"{folder}: layer {blocks} is to be read; this model has layers 0 to {config.layers}")
+        raise ValueError(f"{source}: layer {blocks} is to be read; this model has layers 0 to {config.layers}")
     kept = max(blocks, 1)
-    names = family_of(read_entries(folder)).key_map(dataclasses.replace(config, tie_embeddings=True))
     part = dataclasses.replace(config, layers=kept, sliding=config.sliding[:kept])
 
     def build() -> LanguageModel:
@@ -101,8 +118,25 @@ def load_headless_model(
         return model
 
     model = build_on_meta(build)
-    stored = filled(model, files, _without_blocks(names, range(kept, config.layers)), dtype=dtype, device=device)
+    stored = filled(model, files, headless_key_map(source, kept), dtype=dtype, device=device)
     return model.requires_grad_(False).eval(), stored
+
+
+def headless_key_map(source: ModelSource, blocks: int) -> KeyMap:
+    """The names of the first blocks of a model, which leaves out all others and the head."""
+    config = model_config(source)
+    names = family_of(read_entries(source)).key_map(dataclasses.replace(config, tie_embeddings=True))
+    return _without_blocks(names, range(blocks, config.layers))
+
+
+def head_copies(files: Files) -> dict[str, str]:
+    """The name of a head that equals the embeddings, with their name; nothing where there is none."""
+    tensors = read_checkpoint(files)
+    head = next((name for name in tensors if name.endswith(HEAD)), None)
+    embedding = next((name for name in tensors if name.endswith(_EMBEDDING)), None)
+    if head is None or embedding is None or not are_equal(tensors[head], tensors[embedding]):
+        return {}
+    return {head: embedding}
 
 
 def _without_blocks(names: KeyMap, blocks: range) -> KeyMap:
@@ -112,26 +146,38 @@ def _without_blocks(names: KeyMap, blocks: range) -> KeyMap:
     return KeyMap(tuple(layouts))
 
 
-def read_entries(folder: Path) -> Mapping[str, Any]:
-    """The entries of a folder's config.json.
+def read_entries(source: ModelSource) -> Mapping[str, Any]:
+    """The entries of a model's config.json, or what stands for them.
 
     Raises:
         FileNotFoundError: there is none. ValueError: it is not a JSON object.
     """
-    path = folder / "config.json"
+    if isinstance(source, StoredModel):
+        return source.entries
+    path = source / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; a model's folder in transformers' layout holds one")
     return json_object(path)
 
 
-def model_config(folder: Path) -> LanguageModelConfig:
-    """The sizes of a folder's model. Errors as for `load_transformers_folder`."""
-    entries = read_entries(folder)
-    refuse_quantised_entries(folder, entries)
+def model_weights(source: ModelSource, variant: str | None = None) -> Files:
+    """What holds a model's weights. Errors as for `component_weights`."""
+    return source.files if isinstance(source, StoredModel) else component_weights(source, variant)
+
+
+def config_place(source: ModelSource) -> Path:
+    """Where a model's config is, for messages."""
+    return source.file if isinstance(source, StoredModel) else source / "config.json"
+
+
+def model_config(source: ModelSource) -> LanguageModelConfig:
+    """The sizes of a model. Errors as for `load_transformers_folder`."""
+    entries, place = read_entries(source), config_place(source)
+    refuse_quantised_entries(place.parent, entries)
     try:
         return family_of(entries).config(entries)
     except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
+        raise ValueError(f"{place}: {error}") from None
 
 
 def _head_is_tied(tensors: Mapping[str, StoredTensor]) -> bool:

@@ -179,15 +179,13 @@ def cache_for(model: LanguageModel, capacity: int, *, batch: int = 1, chunk: int
     return LayeredKVCache([made(kind) for kind in kinds], [kinds.index(kind) for kind in sliding])
 
 
-def check_logits(logits: Tensor, index: int) -> None:
-    """Refuse the logits [V] of a request's token `index` that are not all finite.
-
-    Raises:
-        FloatingPointError: they are not.
-    """
+def rows_are_finite(logits: Tensor) -> list[bool]:
+    """Whether each row of logits [B, V] is of finite numbers alone."""
     # one pass and no temporaries: nothing that is not finite leaves a sum finite
-    if not math.isfinite(float(logits.sum(dtype=torch.float32))) and not bool(logits.isfinite().all()):
-        raise FloatingPointError(f"language model: the logits of token {index} are not finite")
+    sums: list[float] = logits.sum(-1, dtype=torch.float32).tolist()
+    if all(map(math.isfinite, sums)):
+        return [True] * len(sums)
+    return logits.isfinite().all(-1).tolist()
 
 
 @torch.inference_mode()
@@ -206,7 +204,8 @@ def _tokens(
     logits = prefill(model, prompt, cache, chunk=chunk, routing=routing)
     ids = torch.empty(1, 1, dtype=torch.int64, device=logits.device)
     for index in range(room):
-        check_logits(logits, index)
+        if not rows_are_finite(logits[None])[0]:
+            raise FloatingPointError(f"language model: the logits of token {index} are not finite")
         chosen = chooser.choose(logits.float())
         yield chosen
         if chosen.token_id in stop_tokens or index + 1 == room:

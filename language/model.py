@@ -19,7 +19,7 @@ from ..core.moe import Routing
 from ..core.norms import RMSNorm
 from ..core.ops.row_product import Linear, linear
 from ..core.rotary import rotary_table
-from ..core.stream import AttentionInputs, BlockInputs, Cache, NoCache, Stream, run_blocks
+from ..core.stream import AttentionInputs, BlockInputs, Cache, NoCache, Stream, all_tokens, run_blocks
 from .config import LanguageModelConfig
 
 __all__ = ["LanguageModel", "LanguageModelConfig", "Layer", "NoHead"]
@@ -122,16 +122,21 @@ class LanguageModel(nn.Module):
             ValueError: more tokens than the context length.
         """
         num_new = ids.shape[1]
-        x = self._run(ids, self.config.layers, cache, routing)
+        x = self._run(ids, cache, routing, _Last(counts) if last_only and num_new > 1 else all_tokens)
         if cache is not None:
             cache.advance([num_new] * len(ids) if counts is None else counts)
-        return self._head(_last(x, counts) if last_only else x)
+        return self._head(x)
 
     def forward(self, ids: Tensor) -> Tensor:
         """`logits(ids)`."""
         return self.logits(ids)
 
-    def _run(self, ids: Tensor, layer: int, cache: KVCache | None, routing: Routing | None) -> Tensor:
+    def _run(
+        self, ids: Tensor, cache: KVCache | None, routing: Routing | None, kept: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The states after all blocks of the tokens that `kept` picks; the last block computes little else, unless it
+        must tell a `routing` of all.
+        """
         num_new = ids.shape[1]
         self._check_length(num_new + (0 if cache is None else int(cache.lengths.max())))
         positions = torch.arange(num_new)[:, None] if cache is None else cache.positions(num_new)
@@ -141,8 +146,11 @@ class LanguageModel(nn.Module):
 
         prepared = self._block_inputs(positions.to(ids.device), mask_of, num_new, routing)
         keep: Cache = NoCache() if cache is None else cache
-        blocks = [*self.blocks][:layer]
-        return run_blocks(blocks, Stream(x=self.embed(ids)), prepared, keep).x
+        *blocks, last = self.blocks
+        stream = run_blocks(blocks, Stream(x=self.embed(ids)), prepared, keep)
+        if routing is not None:
+            return kept(last(stream, prepared, keep, len(blocks)).x)
+        return last(stream, dataclasses.replace(prepared, kept=kept), keep, len(blocks)).x
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens > self.config.context_length:
@@ -204,9 +212,14 @@ def _narrowed(mask: AttentionMask, window: int | None, num_new: int) -> Attentio
     return AttentionMask(causal=True, query_offset=lengths - 1, window=window)
 
 
-def _last(x: Tensor, counts: Tensor | None) -> Tensor:
-    """The states of each row's last real token, [B, L, D] to [B, 1, D]; `counts` [B] real ones (None: all)."""
-    if counts is None:
-        return x[:, -1:]
-    last = counts.to(x.device).clamp(min=1) - 1
-    return x[torch.arange(len(x), device=x.device), last][:, None]
+@dataclass(frozen=True, eq=False)
+class _Last:
+    """Picks each row's last real token of [B, L, D], [B, 1, D]; `counts` [B] are real (None: all)."""
+
+    counts: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.counts is None:
+            return x[:, -1:]
+        last = self.counts.to(x.device).clamp(min=1) - 1
+        return x[torch.arange(len(x), device=x.device), last][:, None]

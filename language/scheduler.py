@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.kv_cache import KVCache, LayeredKVCache, PagedKVCache, PagedPool, PagedSequence, TokenChain, share_prefix
 from ..core.kv_cache.base import check_sizes
 from ..core.moe import Routing
-from .generate import ChosenT, TokenChooser, checked_ids, room_after
+from .generate import ChosenT, TokenChooser, checked_ids, room_after, rows_are_finite
 from .model import LanguageModel
 from .padding import padded
 
@@ -187,7 +187,7 @@ class Scheduler(Generic[ChosenT]):
         for ticket in tuple(self._requests):
             self.cancel(ticket)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self) -> list[TokenEvent[ChosenT]]:
         """Admit what fits, read once, and give the tokens chosen, at most one per request. An empty list is no end:
         prompts may still be being read (`num_running`).
@@ -298,8 +298,7 @@ class Scheduler(Generic[ChosenT]):
             last_only=True,
             routing=self._routing,
         )[:, 0].float()
-        are_finite = logits.isfinite().all(dim=-1).tolist()
-        for (request, _), row, is_finite in zip(rows, logits, are_finite, strict=True):
+        for (request, _), row, is_finite in zip(rows, logits, rows_are_finite(logits), strict=True):
             if request.num_pending == 0:
                 self._events.append(self._choose(request, row, is_finite))
 

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     Picture = Image | numpy.ndarray | Tensor | str | Path
     Pictures = Picture | Sequence[Picture]
     PictureLists = Sequence[Sequence[Picture]]
+    Clips = Pictures | PictureLists
 
 PUBLIC_ARGUMENTS = frozenset(
     (
         "prompt",
         "prompt_2",
+        "prompt_3",
         "negative_prompt",
+        "negative_prompt_2",
+        "negative_prompt_3",
         "height",
         "width",
         "num_frames",
@@ -41,6 +45,7 @@ PUBLIC_ARGUMENTS = frozenset(
         "num_videos_per_prompt",
         "image",
         "last_image",
+        "video",
         "mask_image",
         "strength",
         "control_image",
@@ -71,17 +76,25 @@ class ImageArguments(TypedDict, total=False):
     uses. None is the same as not given."""
 
     prompt_2: str | Sequence[str] | None
+    prompt_3: str | Sequence[str] | None
     negative_prompt: str | Sequence[str] | None
+    negative_prompt_2: str | Sequence[str] | None
+    negative_prompt_3: str | Sequence[str] | None
     height: int | None
     width: int | None
+    num_frames: int | None
     num_inference_steps: int | None
     guidance_scale: float | None
+    guidance_scale_2: float | None
     true_cfg_scale: float | None
     cfg_normalization: float | bool | None
     cfg_truncation: float | None
     guidance_rescale: float | None
     num_images_per_prompt: int
+    num_videos_per_prompt: int | None
     image: "Pictures | PictureLists | None"
+    last_image: "Pictures | None"
+    video: "Clips | None"
     mask_image: "Pictures | None"
     strength: float | None
     max_sequence_length: int | None

@@ -1,6 +1,7 @@
 """What the stages of a picture pipeline pass to each other.
 
-Legend: N pictures, P prompts, C latent channels, H W pixels, h w latent cells.
+Legend: N pictures, P prompts, C latent channels, F latent frames, H W pixels, h w latent cells, Lp picture states, Dv
+their width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..denoisers.base import Prompt
 from ..schedulers.base import Step
+from .edit import with_picture_states, with_references
 from .manifest import Manifest
 from .plan import Plan
 
@@ -29,11 +31,13 @@ class Source:
 class Encoded:
     """A request made ready: nothing here changes, so it can be denoised any number of times.
 
-    `shape` is that of the latents, [N, C, 1, h, w]. `conditioning` has one row per prompt. `noise` holds each picture's
+    `shape` is that of the latents, [N, C, F, h, w]. `conditioning` has one row per prompt. `noise` holds each picture's
     generator state before its initial noise is drawn. `source` [N, C, 1, h, w] are the latents of the input pictures
     `pixels` [N, 3, 1, H, W]; `mask` [N, 1, 1, H, W] is true where to repaint. `handed` [N, C, 1, h, w] are latents that
-    another run left, where this one goes on without noise. `num_skipped_draws` of noise lie between the initial noise
-    and the sampler's: the reference samples a masked picture there. `seconds` by stage.
+    another run left, where this one goes on without noise. `beside` [N, C', F, h, w] is what the model reads beside its
+    latents, or latents of the first frames; `picture_states` [N, Lp, Dv] are a picture encoder's. `num_skipped_draws`
+    of noise lie between the initial noise and the sampler's: the reference samples a masked picture there. `seconds` by
+    stage.
     """
 
     plan: Plan
@@ -45,10 +49,12 @@ class Encoded:
     pixels: Tensor | None
     mask: Tensor | None
     handed: Tensor | None
+    beside: Tensor | None
     num_skipped_draws: int
     warnings: tuple[str, ...]
     seconds: Mapping[str, float]
     manifest: Manifest
+    picture_states: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -58,7 +64,8 @@ class Encoded:
     @property
     def prompt(self) -> Prompt:
         """The conditioning, one row per picture."""
-        return self.conditioning.rows(self.plan.rows)
+        prompt = with_picture_states(self.conditioning.rows(self.plan.rows), self.picture_states)
+        return prompt if self.beside is None else with_references(prompt, [self.beside])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

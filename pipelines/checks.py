@@ -3,9 +3,12 @@
 Legend: N pictures, C latent channels, F frames, h w latent cells.
 """
 
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Collection, Mapping
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from torch import Tensor
+
+from ..denoisers.base import Conditioning
 
 T = TypeVar("T")
 
@@ -42,15 +45,40 @@ def check_on_step(on_step: object) -> None:
         raise ValueError(f"on_step is {_shown(on_step)}; it must be a function that takes a step")
 
 
-def check_latents(latents: Tensor, channels: int, shape: tuple[int, ...] | None) -> None:
-    """Makes sure that latents can be decoded: [N, C, 1, h, w] with nothing empty, or the `shape` of their run.
+def check_encoders(encoders: object, roles: Collection[str]) -> None:
+    """Makes sure that a pipeline has text encoders for the roles that its model cannot do without. ValueError
+    otherwise."""
+    found = cast(Mapping[str, object], encoders) if isinstance(encoders, Mapping) else {}
+    missing = [role for role in roles if role not in found]
+    if missing:
+        raise ValueError(
+            f"encoders has no {' and no '.join(map(repr, missing))}; this model reads prompts with {', '.join(roles)}"
+        )
+    for role, encoder in found.items():
+        if not callable(encoder):
+            raise ValueError(f"encoders[{role!r}] is {_shown(encoder)}; it must be a text encoder")
+
+
+def check_conditioning(part: Conditioning) -> None:
+    """Makes sure that a run can be given it: no guidance value, and lengths within its states. ValueError otherwise."""
+    if part.guidance is not None:
+        raise ValueError("conditioning: it holds a guidance value, which guidance_scale gives")
+    tokens, lengths = part.states.shape[1], part.lengths.tolist()
+    if not all(0 <= length <= tokens for length in lengths):
+        raise ValueError(f"conditioning: lengths are {lengths}; its states have from 0 to {tokens} tokens a row")
+
+
+def check_latents(latents: Tensor, channels: int, shape: tuple[int, ...] | None, *, clips: bool = False) -> None:
+    """Makes sure that latents can be decoded: [N, C, 1, h, w] (`clips`: [N, C, F, h, w]) with nothing empty, or the
+    `shape` of their run.
 
     Raises:
         ValueError: they have another shape.
     """
     given = tuple(latents.shape)
-    if len(given) != 5 or given[1:3] != (channels, 1) or 0 in given:
-        raise ValueError(f"latents have shape {given}; expected [N, {channels}, 1, h, w], each at least 1")
+    if len(given) != 5 or given[1] != channels or 0 in given or (given[2] != 1 and not clips):
+        frames = "F" if clips else 1
+        raise ValueError(f"latents have shape {given}; expected [N, {channels}, {frames}, h, w], each at least 1")
     if shape is not None and given != shape:
         raise ValueError(f"latents have shape {given}; their run's have {shape}")
 

@@ -4,7 +4,7 @@ Both sides compute in float32 on the CPU, from the same seed.
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..denoisers.patches import unpatchify
-from ..encoders.decoder import DecoderEncoder
-from ..encoders.t5 import T5Encoder
+from ..denoisers.patches import patchify, unpatchify
 from .arguments import ImageArguments
+from .base import Encoded
+from .compare_adapters import REFERENCES, SIGMAS, TIMES, Adapter, Call, Run, Trace, adapter_of, num_steps
 from .families import family_of_folder
 from .folders import INDEX, pipeline_class
 from .image import ImagePipeline
@@ -26,22 +26,6 @@ from .request import Request
 
 TOLERANCE = 1e-4
 IDS = "token ids"
-
-Trace = Mapping[str, Tensor]
-"""What came out of each stage, by its name and in order, rows first."""
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""The arguments of a call."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What both sides are asked for; sizes and steps that are None are the model's own."""
-
-    prompt: str
-    width: int | None = None
-    height: int | None = None
-    num_inference_steps: int | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +42,6 @@ class Stage:
         return not self.difference <= tolerance
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adapter:
-    """What is special about one of diffusers' pipelines: `told` finds the prompt's conditioning among the arguments of
-    the denoiser's first call, by the names of our fields; `arguments` have both sides do what a user gets who says
-    nothing."""
-
-    told: Callable[[Call], Trace]
-    arguments: Callable[[ImagePipeline], Mapping[str, Any]]
-
-
 @runtime_checkable
 class Tokenising(Protocol):
     """A text encoder that shows its tokens."""
@@ -81,22 +55,25 @@ def compare_folder(folder: Path, run: Run) -> tuple[Stage, ...]:
     """The stages of a checkpoint in diffusers' layout. One side is in memory at a time.
 
     Raises:
-        ValueError: a family that cannot be compared, or a run that it cannot make. FileNotFoundError: no such folder.
+        ValueError: a family that cannot be compared, or a run that it cannot make. FileNotFoundError: no such folder,
+        or picture.
     """
     if not (folder / INDEX).is_file():
         raise FileNotFoundError(f"{folder}: not a folder in diffusers' layout (there is no {INDEX})")
     adapter = adapter_of(pipeline_class(folder))
-    ours = load(folder, offload="encoders")
+    ours = adapter.ready(load(folder, offload="encoders"))
     asked = arguments_of(ours, adapter, run)
-    mine = trace_ours(ours, run, asked)
+    mine = trace_ours(ours, adapter, run, asked)
     del ours
     return differences(mine, trace_theirs(load_theirs(folder), family_of_folder(folder).layout, run, asked))
 
 
 def compare(ours: ImagePipeline, theirs: Any, layout: Layout, run: Run) -> tuple[Stage, ...]:
     """The stages of a pipeline and of diffusers' for the same checkpoint. Errors as for `compare_folder`."""
-    asked = arguments_of(ours, adapter_of(type(theirs).__name__), run)
-    return differences(trace_ours(ours, run, asked), trace_theirs(theirs, layout, run, asked))
+    adapter = adapter_of(type(theirs).__name__)
+    ours = adapter.ready(ours)
+    asked = arguments_of(ours, adapter, run)
+    return differences(trace_ours(ours, adapter, run, asked), trace_theirs(theirs, layout, run, asked))
 
 
 def first_divergence(stages: Sequence[Stage], tolerance: float = TOLERANCE) -> Stage | None:
@@ -104,84 +81,98 @@ def first_divergence(stages: Sequence[Stage], tolerance: float = TOLERANCE) -> S
     return next((stage for stage in stages if stage.diverges(tolerance)), None)
 
 
-def adapter_of(pipeline: str) -> Adapter:
-    """That of a pipeline of diffusers. ValueError where there is none."""
-    if pipeline not in ADAPTERS:
-        raise ValueError(f"a {pipeline} cannot be compared; what can is {', '.join(ADAPTERS)}")
-    return ADAPTERS[pipeline]
-
-
 def load_theirs(folder: Path) -> Any:
-    """diffusers' pipeline of a folder, in float32."""
+    """diffusers' pipeline of a folder, in float32, without what changes pictures once they are made: black ones for
+    some, and watermarks."""
     from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
     build = cast(Any, DiffusionPipeline).from_pretrained
     pipe = build(str(folder), torch_dtype=torch.float32, local_files_only=True)
     pipe.set_progress_bar_config(disable=True)
+    for name in {"safety_checker", "watermark"} & set(vars(pipe)):
+        setattr(pipe, name, None)
     return pipe
 
 
 def arguments_of(ours: ImagePipeline, adapter: Adapter, run: Run) -> dict[str, Any]:
     """What both sides are given, but for the seed."""
-    recipe = ours.recipe
-    return {
-        "prompt": run.prompt,
-        "width": run.width or recipe.width,
-        "height": run.height or recipe.height,
-        "num_inference_steps": run.num_inference_steps or recipe.num_inference_steps,
-        **adapter.arguments(ours),
-    }
+    return {"prompt": run.prompt, "num_inference_steps": num_steps(ours, run), **adapter.arguments(ours, run)}
 
 
-def trace_ours(ours: ImagePipeline, run: Run, asked: Mapping[str, Any]) -> Trace:
+def trace_ours(ours: ImagePipeline, adapter: Adapter, run: Run, asked: Mapping[str, Any]) -> Trace:
     """Our stages."""
     values = {name: value for name, value in asked.items() if name != "prompt"}
     arguments = cast(ImageArguments, {**values, "seed": run.seed, "output_type": "np"})
     encoded = ours.encode(Request.of(run.prompt, arguments, ours.source.family, ours.family.arguments))
-    told, schedule = encoded.conditioning.positive, encoded.plan.schedule
-    assert schedule is not None
-    trace: dict[str, Tensor] = {}
-    for role, encoder in ours.encoders.items():
-        if isinstance(encoder, Tokenising):
-            trace[f"{IDS}: {role}"] = torch.tensor(encoder.tokens([run.prompt])[0][0]).flatten()[None]
-    trace["embeddings: states"] = told.states
-    if told.pooled is not None:
-        trace["embeddings: pooled"] = told.pooled
-    trace["sigmas"] = torch.tensor([schedule.sigmas])
+    encoders = {role: each for role, each in ours.encoders.items() if isinstance(each, Tokenising)}
+    tokens = {role: encoder.tokens([run.prompt])[0][0] for role, encoder in encoders.items()}
+    tokens |= adapter.pictured(ours, run)
+    trace = {f"{IDS}: {role}": torch.tensor(ids).flatten()[None] for role, ids in tokens.items()}
+    trace |= {**_told(encoded, adapter.patch), **_levels(encoded)}
     step = None
     for step in ours.denoise(encoded):
-        trace[f"step {step.index}"] = step.latents
+        trace[f"step {step.index}"] = step.latents * ours.ends.unit(step.sigma)
     assert step is not None
     return trace | {"pixels": torch.as_tensor(ours.decode(step).images)}
 
 
+def _told(encoded: Encoded, patch: int) -> Trace:
+    """What our denoiser is told of the prompt."""
+    told = encoded.conditioning.positive
+    values = {"states": told.states, "pooled": told.pooled, "time_ids": told.time_ids}
+    if told.references:
+        values[REFERENCES] = torch.cat([patchify(each, patch) for each in told.references], dim=1)
+    return {_titled(name): value for name, value in values.items() if value is not None}
+
+
+def _titled(name: str) -> str:
+    """The stage of what the denoiser is told."""
+    return name if name == REFERENCES else f"embeddings: {name}"
+
+
+def _levels(encoded: Encoded) -> Trace:
+    """Our noise levels: with the end on the flow path; without it, and with the times, on the exploding one."""
+    schedule = encoded.plan.schedule
+    assert schedule is not None
+    if schedule.path == "flow":
+        return {SIGMAS: torch.tensor([schedule.sigmas])}
+    points = schedule.points[:-1]
+    return {
+        TIMES: torch.tensor([[point.time for point in points]]),
+        SIGMAS: torch.tensor([[point.sigma for point in points]]),
+    }
+
+
 def trace_theirs(pipe: Any, layout: Layout, run: Run, asked: Mapping[str, Any]) -> Trace:
     """diffusers' stages, in its own shapes."""
-    steps: dict[str, Tensor] = {}
+    latents: list[Tensor] = []
 
     def keep(_: object, index: int, time: object, values: dict[str, Any]) -> dict[str, Any]:
-        steps[f"step {index}"] = values["latents"].detach().clone()
+        latents.append(values["latents"].detach().clone())
         return values
 
     parts: dict[str, nn.Module] = {name: pipe.components[name] for name in (*layout.encoders.values(), layout.denoiser)}
     generator = torch.Generator().manual_seed(run.seed)
-    with first_calls(parts) as calls:
+    with recorded(parts) as calls:
         pixels = pipe(**asked, generator=generator, output_type="np", callback_on_step_end=keep).images
-    ids = {f"{IDS}: {role}": own_ids(calls[name]) for role, name in layout.encoders.items() if name in calls}
-    told = adapter_of(type(pipe).__name__).told(calls[layout.denoiser])
-    embeddings = {f"embeddings: {name}": tensor for name, tensor in told.items()}
-    sigmas = cast(Tensor, pipe.scheduler.sigmas).float()[None]
-    return {**ids, **embeddings, "sigmas": sigmas, **steps, "pixels": torch.as_tensor(pixels)}
+    adapter, denoising = adapter_of(type(pipe).__name__), calls[layout.denoiser]
+    ids = {f"{IDS}: {role}": own_ids(calls[name][0]) for role, name in layout.encoders.items() if calls[name]}
+    told = {_titled(name): tensor for name, tensor in adapter.told(denoising[0]).items()}
+    levels = adapter.levels(pipe.scheduler, denoising)
+    if TIMES in levels:  # PNDM's first step takes two calls, and shows what is between them
+        del latents[: len(latents) - levels[TIMES].shape[1]]
+    steps = {f"step {index}": each for index, each in enumerate(latents)}
+    return {**ids, **told, **levels, **steps, "pixels": torch.as_tensor(pixels)}
 
 
 @contextmanager
-def first_calls(parts: Mapping[str, nn.Module | None]) -> Generator[dict[str, Call]]:
-    """Fills the dictionary that it gives with the arguments of the first call of each part, by its name."""
-    calls: dict[str, Call] = {}
+def recorded(parts: Mapping[str, nn.Module | None]) -> Generator[Mapping[str, list[Call]]]:
+    """Fills the lists that it gives with the arguments of the calls of each part, by its name."""
+    calls: dict[str, list[Call]] = {name: [] for name in parts}
 
     def look_at(name: str, part: nn.Module) -> Any:
         def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            calls.setdefault(name, (args, kwargs))
+            calls[name].append((args, kwargs))
 
         return part.register_forward_pre_hook(look, with_kwargs=True)
 
@@ -210,6 +201,8 @@ def difference(name: str, ours: Tensor, theirs: Tensor | None) -> Stage:
     """How far one stage is from theirs, which may be packed as tokens, or have pads after its ids."""
     if theirs is None:
         return Stage(name=name, difference=math.inf, note="diffusers has no such stage")
+    if name == REFERENCES:
+        theirs = theirs[:, -ours.shape[1] :]  # they come after those of the picture that is made
     if name.startswith(IDS) and len(theirs[0, ours.shape[1] :].unique()) <= 1:
         theirs = theirs[:, : ours.shape[1]]
     if ours.ndim == 5 and theirs.ndim != 5:
@@ -229,44 +222,3 @@ def as_latents(theirs: Tensor, shape: Sequence[int]) -> Tensor:
     patch = math.isqrt(theirs.shape[-1] // shape[1])
     is_whole = theirs.shape[1] * patch**2 == math.prod(shape[2:])
     return unpatchify(theirs, shape, patch) if is_whole else theirs
-
-
-def _keywords(*names: tuple[str, str], row: int = 0) -> Callable[[Call], Trace]:
-    """Reads keyword arguments, (ours, theirs) each, of which one row is the prompt's."""
-
-    def told(call: Call) -> Trace:
-        return {ours: call[1][theirs][row:][:1] for ours, theirs in names}
-
-    return told
-
-
-def _z_image_told(call: Call) -> Trace:
-    """The third argument is a list of texts, the prompts' first."""
-    return {"states": call[0][2][0][None]}
-
-
-def _guided(ours: ImagePipeline) -> Mapping[str, Any]:
-    """The recipe's guidance, and the number of tokens that are read."""
-    return {"guidance_scale": ours.recipe.guidance_scale, **_lengths(ours)}
-
-
-def _qwen_guided(ours: ImagePipeline) -> Mapping[str, Any]:
-    """Both need a negative prompt to be guided at all."""
-    return {"true_cfg_scale": ours.recipe.guidance_scale, "negative_prompt": " ", **_lengths(ours)}
-
-
-def _lengths(ours: ImagePipeline) -> Mapping[str, Any]:
-    """The tokens that the longest encoder reads."""
-    lengths = [each.max_tokens for each in ours.encoders.values() if isinstance(each, T5Encoder | DecoderEncoder)]
-    return {"max_sequence_length": max(lengths)} if lengths else {}
-
-
-_STATES, _POOLED = ("states", "encoder_hidden_states"), ("pooled", "pooled_projections")
-ADAPTERS: Mapping[str, Adapter] = {
-    "FluxPipeline": Adapter(told=_keywords(_STATES, _POOLED), arguments=_guided),
-    "Flux2Pipeline": Adapter(told=_keywords(_STATES), arguments=_guided),
-    "Flux2KleinPipeline": Adapter(told=_keywords(_STATES), arguments=_guided),
-    "QwenImagePipeline": Adapter(told=_keywords(_STATES), arguments=_qwen_guided),
-    "StableDiffusion3Pipeline": Adapter(told=_keywords(_STATES, _POOLED, row=-1), arguments=_guided),
-    "ZImagePipeline": Adapter(told=_z_image_told, arguments=_guided),
-}

@@ -1,31 +1,36 @@
 """What the DDPM-type families (Stable Diffusion 1.5, XL) share: the scheduler that their checkpoint names."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
 from ..denoisers.unet_config import UNetConfig
 from ..schedulers import DiscreteConfig, Sampler, Schedule, ScheduleMaker, sampler_for
-from ..schedulers.discrete import DISCRETE
+from ..schedulers.discrete import DISCRETE, discrete_schedule
 from .distilled import check_told, with_told
 from .ends import DiscreteEnds
 from .family import guidance_scale, num_steps
+from .few_steps import FewSteps, few_steps
+from .inpaint import MaskReader
+from .parts import Parts
 from .recipe import Recipe
 from .request import Request
 from .true_cfg import begins_above_1
 
-BETAS = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "steps_offset": 1}
-"""Of the published models' schedulers."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteScheduler:
-    """A scheduler_config.json of that kind: its options, and the sampler and the schedules that it names."""
+    """A scheduler_config.json of that kind: its options, as they are taken (`config`) and as they are written, and the
+    sampler and the schedules that it names. `timesteps` are those of a run of so many steps, where the model was made
+    for them."""
 
     config: DiscreteConfig
     sampler: Sampler
     make: ScheduleMaker
+    timesteps: tuple[float, ...] | None = None
+    options: Mapping[str, object]
 
     @classmethod
     def from_entries(cls, entries: Mapping[str, object]) -> Self:
@@ -35,7 +40,11 @@ class DiscreteScheduler:
         sampler, make = sampler_for(entries)
         if entries.get("_class_name") not in DISCRETE:
             raise ValueError(f"scheduler_config.json: {entries.get('_class_name')} is for models of another kind")
-        return cls(config=DiscreteConfig.from_entries(entries), sampler=sampler, make=make)
+        return cls(config=DiscreteConfig.from_entries(entries), sampler=sampler, make=make, options=entries)
+
+    def entries(self) -> Mapping[str, object]:
+        """Its options."""
+        return self.options
 
     @property
     def ends(self) -> DiscreteEnds:
@@ -46,26 +55,52 @@ class DiscreteScheduler:
         """The steps that a request asks for, or its sigmas."""
         sigmas = request.sigmas
         if sigmas is None:
-            return self.make(num_steps(request, recipe))
+            steps = num_steps(request, recipe)
+            if self.timesteps is not None and steps == len(self.timesteps):
+                return discrete_schedule(self.config, steps, timesteps=self.timesteps)
+            return self.make(steps)
         count = len(sigmas) - (len(sigmas) > 1 and sigmas[-1] == 0)
         return self.make(count, sigmas=sigmas)
 
 
-def refuse_further_channels(config: UNetConfig) -> None:
-    """Raises ValueError for a UNet that reads a mask and a masked picture beside the latents."""
-    if config.beside_channels:
-        raise ValueError(
-            f"the UNet reads {config.in_channels} channels and makes {config.out_channels}: models that were made for "
-            "inpainting are not supported yet; those of the general kind inpaint as well"
-        )
+def scheduler_of(
+    parts: Parts,
+    from_entries: Callable[[Mapping[str, object]], DiscreteScheduler],
+    preset: Mapping[str, object],
+    config: UNetConfig,
+) -> tuple[DiscreteScheduler, FewSteps | None]:
+    """The scheduler of a model of this config, and how it is run if it was distilled: its file, else `preset`, or what
+    a distilled model brings."""
+    found = parts.scheduler_config(from_entries, from_entries(preset))
+    few = few_steps(parts.denoiser, found.config, told=config.time_cond_proj_dim is not None)
+    if few is None or few.scheduler is None:
+        return found, few
+    return dataclasses.replace(from_entries(few.scheduler), timesteps=few.timesteps), few
+
+
+def mask_reader(config: UNetConfig) -> MaskReader | None:
+    """What a UNet that was made for inpainting reads beside its latents, a mask and a picture's latents; None for one
+    of the general kind.
+
+    Raises:
+        ValueError: it reads something else beside them.
+    """
+    if config.beside_channels in (0, 1 + config.out_channels):
+        return MaskReader() if config.beside_channels else None
+    raise ValueError(
+        f"the UNet reads {config.in_channels} channels and makes {config.out_channels}; it must read as many, or for "
+        f"inpainting {1 + 2 * config.out_channels} (models that are told a picture or a depth are not supported)"
+    )
 
 
 @dataclass(frozen=True)
 class ScaledGuidance:
     """Guidance by `guidance_scale`, as diffusers' pipelines of these families turn it on: classifier-free over 1.
-    Models that are `told` the value (latent consistency models) make no second pass."""
+    Models that are `told` the value (latent consistency models) make no second pass. `few`: how a distilled model is
+    run."""
 
     told: bool
+    few: FewSteps | None = None
 
     def check(self, request: Request) -> None:
         """Refuses a guidance object that tells a value to a model without that input, or none to one with it."""
@@ -82,8 +117,8 @@ class ScaledGuidance:
         return ClassifierFree(scale, rescale=float(rescale)) if scale > 1 else ClassifierFree(1.0)
 
     def warnings(self, request: Request) -> tuple[str, ...]:
-        """What a scale does not do."""
-        scale = request.guidance_scale
+        """What a scale does not do, and what a distilled model was not made for."""
+        scale, unlike = request.guidance_scale, () if self.few is None else self.few.warnings(request)
         if scale is None or self.told or not 0 < scale < 1:
-            return ()
-        return (begins_above_1("guidance_scale", scale),)
+            return unlike
+        return (begins_above_1("guidance_scale", scale), *unlike)

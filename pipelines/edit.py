@@ -15,6 +15,7 @@ from ..denoisers.base import Conditioning, Prompt
 from ..encoders.base import TextEncoder
 from .pictures import read_lists, size_text
 from .request import Request
+from .texts import OtherTexts
 
 Pictures = Sequence[Tensor]
 """One list of pictures, [3, H, W] each, float32 in 0..1, of any sizes."""
@@ -40,7 +41,7 @@ class Editing(Protocol):
         self,
         encoders: Mapping[str, TextEncoder],
         prompts: Sequence[str],
-        second: Sequence[str],
+        others: OtherTexts,
         pictures: Sequence[Pictures],
         request: Request,
     ) -> Conditioning:
@@ -72,12 +73,12 @@ class References:
         self,
         encoders: Mapping[str, TextEncoder],
         prompts: Sequence[str],
-        second: Sequence[str],
+        others: OtherTexts,
         lists: Sequence[int],
         request: Request,
     ) -> Conditioning:
         """What the denoiser is told for prompts whose pictures are in these lists."""
-        return self.editing.condition(encoders, prompts, second, [self.lists[each] for each in lists], request)
+        return self.editing.condition(encoders, prompts, others, [self.lists[each] for each in lists], request)
 
 
 def read_references(request: Request, editing: Editing | None) -> References | None:
@@ -127,6 +128,14 @@ def with_references(prompt: Prompt, latents: Sequence[Tensor]) -> Prompt:
     if negative is not None:
         negative = dataclasses.replace(negative, references=tuple(latents) or negative.references or references)
     return Prompt(positive=positive, negative=negative)
+
+
+def with_picture_states(prompt: Prompt, states: Tensor | None) -> Prompt:
+    """The prompt with a picture encoder's states [P, Lp, Dv] on both sides, where there are any."""
+    if states is None:
+        return prompt
+    negative = None if prompt.negative is None else dataclasses.replace(prompt.negative, picture_states=states)
+    return Prompt(positive=dataclasses.replace(prompt.positive, picture_states=states), negative=negative)
 
 
 def _fitted(editing: Editing, picture: Tensor, k: int) -> Tensor:

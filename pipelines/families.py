@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import flux, flux2, qwen_image, qwen_image_edit, sd, sd3, sdxl, z_image
+from . import flux, flux2, qwen_image, qwen_image_edit, sd, sd3, sdxl, wan, z_image
 from .folders import pipeline_class
 from .image import ImagePipeline
 from .parts import Layout, Parts
@@ -30,6 +30,7 @@ FAMILIES = (
     FolderFamily(title="Qwen-Image", layout=qwen_image.LAYOUT, load=qwen_image.load_qwen_image),
     FolderFamily(title="Stable Diffusion 1.5", layout=sd.LAYOUT, load=sd.load_sd),
     FolderFamily(title="Stable Diffusion XL", layout=sdxl.LAYOUT, load=sdxl.load_sdxl),
+    FolderFamily(title="Wan", layout=wan.LAYOUT, load=wan.load_wan),
 )
 
 

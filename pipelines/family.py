@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ..denoisers.base import Conditioning
-from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
+from ..denoisers.guidance import ClassifierFree, Guidance
 from ..encoders.base import TextEncoder
 from ..schedulers import Schedule, flow_schedule, flow_schedule_from_sigmas
+from .distilled import check_not_told
 from .recipe import Recipe
 from .request import Request
 from .text_options import conditioning_of
+from .texts import OtherTexts
 
 COMMON = frozenset(
     (
@@ -66,9 +68,9 @@ class Family(Protocol):
         ...
 
     def condition(
-        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
-        """What the denoiser is told for prompts, and their texts for a second encoder: one row each. The request's
+        """What the denoiser is told for prompts, and their texts for further encoders: one row each. The request's
         `height` and `width` are those of the picture."""
         ...
 
@@ -96,14 +98,11 @@ class PlainFamily:
         return False
 
     def check(self, request: Request) -> None:
-        """All can be used."""
+        """All can be used, but for guidance that tells a value."""
+        check_not_told(request)
 
     def guidance(self, request: Request, recipe: Recipe) -> Guidance:
         """u + scale (c - u)."""
-        if isinstance(request.guidance, Distilled) and request.guidance.scale is not None:
-            raise ValueError(
-                f"guidance is {request.guidance}; this model is not told a value, give ClassifierFree(...)"
-            )
         if request.guidance is not None:
             return request.guidance
         scale = guidance_scale(request, recipe)
@@ -121,7 +120,7 @@ class PlainFamily:
         return schedule.starting_at(strength)
 
     def condition(
-        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
         """The language model's states."""
         text = encoders["llm"](prompts)

@@ -5,15 +5,19 @@ import secrets
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING
 
 from ..core.whole_file import whole_file
+from .frame_names import first_file
 from .manifest import Manifest
+from .streams import CONTAINERS, read_comment
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 PNG_KEY = "calotype"
+GIF_KEY = "comment"
 EXIF_DESCRIPTION = 0x010E
 MAX_NAME_BYTES = 255
 MAX_EXIF_BYTES = 65533
@@ -45,6 +49,11 @@ def check_target(path: str | Path) -> Path:
     target = Path(path)
     if target.suffix.lower() not in _WRITERS:
         raise ValueError(f"{target}: extension {target.suffix!r} is unknown; allowed are {', '.join(_WRITERS)}")
+    return check_place(target)
+
+
+def check_place(target: Path) -> Path:
+    """`target`, if a file can be made there, whatever its extension. Same errors as `save_image`."""
     if len(os.fsencode(target.name)) > MAX_NAME_BYTES:
         raise ValueError(f"{target.name[:40]}...: the file name is longer than {MAX_NAME_BYTES} bytes")
     check_folder(target.parent)
@@ -89,18 +98,35 @@ def open_image(path: str | Path) -> "Image":
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """The manifest inside a picture that `save_image` wrote.
+    """The manifest inside a picture that `save_image` wrote, or a clip that `save_clip` wrote.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: not a picture, or one without a (complete) manifest.
+        FileNotFoundError: no such file. ValueError: not a picture or clip, or one without a (complete) manifest.
     """
-    return manifest_of(open_image(path), path)
+    source = Path(path)
+    file = first_file(source)
+    if file.suffix.lower() in CONTAINERS and file.is_file():
+        return _parsed(_manifest_in(read_comment(file)), path)
+    manifest = manifest_of(open_image(file), path)
+    if file != source and manifest.frames is None:  # a picture of several, not a frame of a clip
+        raise FileNotFoundError(f"{source}: no such file")
+    return manifest
 
 
 def manifest_of(image: "Image", path: str | Path) -> Manifest:
     """The manifest inside an open picture; `path` is for the error message only."""
     info: Mapping[str | tuple[int, int], object] = image.info
-    text = info.get(PNG_KEY) or image.getexif().get(EXIF_DESCRIPTION)
+    comment = info.get(GIF_KEY) if image.format == "GIF" else None
+    said = _manifest_in(comment.decode("utf-8", "replace")) if isinstance(comment, bytes) else None
+    return _parsed(info.get(PNG_KEY) or image.getexif().get(EXIF_DESCRIPTION) or said, path)
+
+
+def _manifest_in(comment: str | None) -> str | None:
+    """What a comment says, if it is more than a word of another program."""
+    return comment if comment is not None and comment.startswith("{") else None
+
+
+def _parsed(text: object, path: str | Path) -> Manifest:
     if not isinstance(text, str):
         raise ValueError(f"{path}: holds no calotype manifest (was it made, or saved again, by another program?)")
     try:
@@ -115,27 +141,31 @@ def _check_pixels(image: "Image", path: Path) -> None:
         raise ValueError(f"{path}: is {width}x{height}, more than the {MAX_PIXELS} pixels that are read")
 
 
-def _write_png(image: "Image", file: IO[bytes], manifest: str | None) -> None:
+def write_png(
+    image: "Image", file: IO[bytes], manifest: str | None, texts: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Writes a PNG; `texts` by their keys stand beside the manifest."""
     from PIL.PngImagePlugin import PngInfo
 
     info = PngInfo()
-    if manifest is not None:
-        info.add_text(PNG_KEY, manifest)
+    for key, text in {**texts, **({} if manifest is None else {PNG_KEY: manifest})}.items():
+        info.add_text(key, text)
     image.save(file, "PNG", pnginfo=info)
 
 
 def _write_jpeg(image: "Image", file: IO[bytes], manifest: str | None) -> None:
-    exif = _exif(manifest)
+    exif = exif_block(manifest)
     if len(exif) > MAX_EXIF_BYTES:
         raise ValueError(f"the manifest takes {len(exif)} bytes, a JPEG has room for {MAX_EXIF_BYTES}: write a .png")
     image.save(file, "JPEG", quality=95, subsampling=0, exif=exif)
 
 
 def _write_webp(image: "Image", file: IO[bytes], manifest: str | None) -> None:
-    image.save(file, "WEBP", lossless=True, exif=_exif(manifest))
+    image.save(file, "WEBP", lossless=True, exif=exif_block(manifest))
 
 
-def _exif(manifest: str | None) -> bytes:
+def exif_block(manifest: str | None) -> bytes:
+    """EXIF whose image description is the manifest."""
     from PIL.Image import Exif
 
     exif = Exif()
@@ -145,7 +175,7 @@ def _exif(manifest: str | None) -> bytes:
 
 
 _WRITERS: Mapping[str, Callable[["Image", IO[bytes], str | None], None]] = {
-    ".png": _write_png,
+    ".png": write_png,
     ".jpg": _write_jpeg,
     ".jpeg": _write_jpeg,
     ".webp": _write_webp,

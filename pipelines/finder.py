@@ -74,7 +74,7 @@ class Finder:
         wanted = {INDEX}
         for component in components(family.layout):
             files = component_files(listing.names, component, self.variant)
-            if not files and component not in family.layout.optional:
+            if not files and component not in family.layout.may_lack:
                 raise ValueError(
                     f"{listing.repository!r} has no folder {component!r}, a part that {family.title} needs"
                 )

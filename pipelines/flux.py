@@ -15,6 +15,7 @@ from ..denoisers.flux import MARKS, FluxConfig, FluxDenoiser, flux_key_map
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
 from ..encoders.base import TextEncoder
 from ..encoders.clip import load_clip
+from ..encoders.in_files import CLIP_L, T5
 from ..encoders.t5 import load_t5
 from ..schedulers import Schedule
 from ..schedulers.flow_match import FlowMatchConfig
@@ -31,6 +32,7 @@ from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_pooled, check_text, limited, options_given
+from .texts import OtherTexts
 from .true_cfg import has_negative, true_cfg_warnings
 
 FAMILY = "flux"
@@ -42,6 +44,7 @@ LAYOUT = Layout(
     encoders={"clip": "text_encoder", "t5": "text_encoder_2"},
     tokenizers={"clip": "tokenizer", "t5": "tokenizer_2"},
     marks=MARKS,
+    inside={"clip": (CLIP_L,), "t5": (T5,)},
 )
 SCHEDULERS = {True: FlowMatchConfig(shift=3.0, use_dynamic_shifting=True), False: FlowMatchConfig()}
 """dev's and schnell's, for files that have none."""
@@ -62,7 +65,7 @@ class FluxFamily:
     @property
     def arguments(self) -> frozenset[str]:
         """All common ones, and these."""
-        return COMMON | {"prompt_2", "true_cfg_scale", "max_sequence_length"}
+        return COMMON | {"prompt_2", "negative_prompt_2", "true_cfg_scale", "max_sequence_length"}
 
     @property
     def draws_posterior(self) -> bool:
@@ -94,10 +97,10 @@ class FluxFamily:
         return late_steps(schedule, strength)
 
     def condition(
-        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
         """T5's states of the second texts, and CLIP's pooled vector of the prompts."""
-        states = limited(encoders["t5"], request)(second)
+        states = limited(encoders["t5"], request)(others.second)
         pooled = encoders["clip"](prompts)
         warnings = tuple(dict.fromkeys((*pooled.warnings, *states.warnings)))
         return Conditioning(states=states.states, lengths=states.lengths, pooled=pooled.pooled, warnings=warnings)

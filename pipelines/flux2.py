@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -21,8 +20,9 @@ from ..denoisers.flux2 import MARKS, Flux2Config, Flux2Denoiser, flux2_key_map
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance, Unguided
 from ..encoders.base import TextEncoder
 from ..encoders.decoder import Layer, load_decoder_encoder
+from ..encoders.in_files import MISTRAL, QWEN3
 from ..encoders.templates import FLUX2, FLUX2_KLEIN
-from ..language.checkpoints import model_config
+from ..language.checkpoints import ModelSource, model_config
 from ..schedulers import Schedule
 from ..schedulers.flow_match import FlowMatchConfig, flux2_mu
 from ..vae.flux2 import PATCH, load_flux2_kl, load_flux2_kl_file
@@ -38,6 +38,7 @@ from .pictures import centre_crop, resized, size_text
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_text, check_unpadded, conditioning_of, limited, options_given
+from .texts import OtherTexts
 from .true_cfg import begins_above_1
 
 FAMILY = "flux2"
@@ -46,6 +47,7 @@ LAYOUT = Layout(
     encoders={"llm": "text_encoder"},
     tokenizers={"llm": "tokenizer"},
     marks=MARKS,
+    inside={"llm": (MISTRAL, *QWEN3)},
 )
 SCHEDULER = FlowMatchConfig(shift=3.0, use_dynamic_shifting=True)
 """For files that have none."""
@@ -66,6 +68,12 @@ class Flux2Family:
 
     scheduler: FlowMatchConfig
     kind: Kind
+
+    def index(self) -> Mapping[str, Any]:
+        """See `IndexedFamily`."""
+        if self.kind == "dev":
+            return {"_class_name": "Flux2Pipeline"}
+        return {"_class_name": "Flux2KleinPipeline", "is_distilled": self.kind == "klein"}
 
     @property
     def arguments(self) -> frozenset[str]:
@@ -102,7 +110,7 @@ class Flux2Family:
         return late_steps(schedule, strength)
 
     def condition(
-        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
         """The language model's states at three layers."""
         return _condition(encoders, prompts, request)
@@ -156,7 +164,7 @@ class Flux2Editing:
         self,
         encoders: Mapping[str, TextEncoder],
         prompts: Sequence[str],
-        second: Sequence[str],
+        others: OtherTexts,
         pictures: Sequence[Pictures],
         request: Request,
     ) -> Conditioning:
@@ -235,7 +243,9 @@ def _condition(encoders: Mapping[str, TextEncoder], prompts: Sequence[str], requ
 def _check_widths(parts: Parts, config: Flux2Config, num_layers: int) -> None:
     """The parts belong together, by what their configs say."""
     folder = parts.encoders["llm"]
-    width = num_layers * model_config(folder).width if isinstance(folder, Path) else config.text_width
+    width = config.text_width
+    if isinstance(folder, ModelSource):
+        width = num_layers * model_config(folder).width
     if width != config.text_width:
         raise ValueError(
             f"{folder} gives states of {width} at {num_layers} layers; the transformer needs {config.text_width}"

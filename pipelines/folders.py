@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core.json_file import json_object
+from ..language.checkpoints import StoredModel
 
 INDEX, CONFIG, SCHEDULER_CONFIG = "model_index.json", "config.json", "scheduler_config.json"
+NAME = "_name_or_path"
+"""The entry of the first two that says where a model, or a part, came from."""
 _LENGTH_BYTES = 8
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
@@ -48,8 +51,8 @@ def entries_of(path: Path) -> Mapping[str, Any]:
 
 
 def check_entries(wanted: Iterable[tuple[object, str, object]]) -> None:
-    """Makes sure that parts belong together, by an entry of each one's config.json and what the denoiser needs there.
-    Single files, and parts that are loaded already, have none to look at.
+    """Makes sure that parts belong together, by an entry of each one's config and what the denoiser needs there.
+    Autoencoders in files, and parts that are loaded already, have none to look at.
 
     Raises:
         ValueError: another value. FileNotFoundError: no config.json.
@@ -61,11 +64,13 @@ def check_entries(wanted: Iterable[tuple[object, str, object]]) -> None:
 
 
 def config_of(part: object) -> Mapping[str, Any] | None:
-    """The entries of a part's config.json, if it is a folder.
+    """The entries of a part's config.json, if it is a folder, or those of a text encoder in a file.
 
     Raises:
         FileNotFoundError, ValueError: it has none, or a damaged one.
     """
+    if isinstance(part, StoredModel):
+        return part.entries
     return entries_of(part / CONFIG) if isinstance(part, Path) and part.is_dir() else None
 
 

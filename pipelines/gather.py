@@ -5,18 +5,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from ..core.checkpoint import read_checkpoint
+from ..core.checkpoint import Within, part_of, read_checkpoint
 from ..core.component_files import has_variant, refuse_quantised, weights_files
-from ..core.shapes import Shapes
+from ..denoisers.shapes import PREFIXES as DENOISER_PREFIXES
 from ..encoders.base import TextEncoder
+from ..encoders.in_files import Inside, stored_encoder
+from ..language.checkpoints import ModelSource
 from ..vae.base import Autoencoder
 from ..vae.kl_keys import PREFIXES
 from .families import FolderFamily, family_of_folder
-from .finder import Finder
+from .finder import Components, Finder
 from .folders import INDEX
 from .given import Given
-from .parts import Layout, Places
+from .parts import Layout, Places, place_of
 
+_PARTS = (
+    *(*DENOISER_PREFIXES, *PREFIXES, "cond_stage_model.", "conditioner.", "text_encoders."),
+    *("model_ema.", "loss.", "denoiser."),  # what was kept for training
+)
+"""What the names of tensors begin with in files that hold several parts; names without a dot are schedules and such."""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model", "spiece.model")
 
 
@@ -29,8 +36,9 @@ class Gathered:
     denoiser: Path | None
     vae: Path | Autoencoder | None
     scheduler: Path | None
-    encoders: Mapping[str, Path | TextEncoder | None]
+    encoders: Mapping[str, ModelSource | TextEncoder | None]
     tokenizers: Mapping[str, Path | None]
+    others: Mapping[str, Path]
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -44,7 +52,7 @@ class Gathered:
                 found.append(self._word(f"the text encoder {role!r}", folder, f"encoders={{{role!r}: folder}}"))
         for role, part in self.tokenizers.items():
             encoder = self.encoders[role]
-            needed = isinstance(encoder, Path) or (encoder is None and layout.encoders[role] not in layout.optional)
+            needed = place_of(encoder) is not None or (encoder is None and layout.encoders[role] not in layout.optional)
             if part is None and needed:
                 word = f"the tokenizer of {role!r}"
                 found.append(self._word(word, layout.tokenizers[role], f"tokenizers={{{role!r}: folder}}"))
@@ -71,6 +79,7 @@ class Gathered:
             scheduler=self.scheduler,
             encoders={role: part for role, part in self.encoders.items() if part is not None},
             tokenizers={role: part for role, part in self.tokenizers.items() if part is not None},
+            others=self.others,
             variant=variant,
         )
         check_files(places)
@@ -78,6 +87,14 @@ class Gathered:
 
     def _word(self, what: str, folder: str, keyword: str) -> str:
         return f"folder {folder!r} ({keyword} stands for it)" if is_diffusers(self.source) else f"{what} ({keyword})"
+
+    @property
+    def _held(self) -> str:
+        """What the source has, of all parts."""
+        places = {f"the text encoder {role!r}": place_of(part) for role, part in self.encoders.items()}
+        found = [name for name, place in places.items() if place == self.source]
+        found += ["the autoencoder"] if self.vae == self.source else []
+        return " and ".join(filter(None, (", ".join(("the denoiser", *found[:-1])), *found[-1:])))
 
     def _refuse_missing(self) -> None:
         if not self.missing:
@@ -90,34 +107,39 @@ class Gathered:
             "autoencoder"
         )
         raise ValueError(
-            f"{self.source} holds the denoiser of {self.family.title}; missing are {', '.join(self.missing)}; {whole}"
+            f"{self.source} holds {self._held} of {self.family.title}; missing are {', '.join(self.missing)}; {whole}"
         )
 
 
 def gather(source: Path, family: FolderFamily, given: Given, finder: Finder) -> Gathered:
-    """The parts that are given, else those of `source`: a folder in diffusers' layout, or else a denoiser.
+    """The parts that are given, else those of `source`: a folder in diffusers' layout, or else a denoiser, beside which
+    a file may hold other parts.
 
     Raises:
-        FileNotFoundError, ValueError: a part that is given is not there, or is not what is needed.
+        FileNotFoundError, ValueError: a part that is given is not there, or is not what is needed; a file holds what is
+        no part.
     """
+    if source.is_file():
+        _refuse_strangers(source)
     layout, (encoders_given, tokenizers_given) = family.layout, given.of_roles(family.layout, family.title)
     search = _Search(
-        source=source if is_diffusers(source) else None,
+        source=source,
         family=family,
         given=given,
         finder=finder,
-        encoders=_found(encoders_given, finder),
-        tokenizers=cast("dict[str, Path]", _found(tokenizers_given, finder)),
+        encoders=_found(encoders_given, finder, _texts),
+        tokenizers=cast("dict[str, Path]", _found(tokenizers_given, finder, _tokenizers)),
     )
     encoders = {role: search.encoder(role) for role in layout.encoders}
     return Gathered(
         family=family,
         source=source,
         denoiser=search.denoiser() if is_diffusers(source) else source,
-        vae=search.vae() or (source if _holds_autoencoder(source) else None),
+        vae=search.vae(),
         scheduler=search.inside(layout.scheduler),
         encoders=encoders,
         tokenizers={role: search.tokenizer(role) for role in layout.tokenizers},
+        others={name: place for name in layout.others if (place := search.other(name)) is not None},
     )
 
 
@@ -133,8 +155,8 @@ def check_files(places: Places) -> None:
         FileNotFoundError: a file is missing, or no part comes in the variant. ValueError: it is damaged, or of a format
         that cannot be read.
     """
-    parts = (places.denoiser, places.vae, *places.encoders.values())
-    paths = [part for part in parts if isinstance(part, Path)]
+    parts = (places.denoiser, places.vae, *places.encoders.values(), *places.others.values())
+    paths = [path for part in parts if (path := place_of(part)) is not None]
     for path in paths:
         refuse_quantised(path)
         read_checkpoint(weights_files(path, places.variant))
@@ -147,9 +169,9 @@ def check_files(places: Places) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """`source` is a folder in diffusers' layout, which has what is not given."""
+    """`source` is a folder in diffusers' layout, which has what is not given, or else a denoiser."""
 
-    source: Path | None
+    source: Path
     family: FolderFamily
     given: Given
     finder: Finder
@@ -158,7 +180,15 @@ class _Search:
 
     def inside(self, name: str) -> Path | None:
         """A component of the source."""
-        return None if self.source is None else _folder(self.source / name)
+        return _folder(self.source / name) if is_diffusers(self.source) else None
+
+    def other(self, name: str) -> Path | None:
+        """A further network of the source; a picture encoder may be that of a folder that is given for the others."""
+        found, pictures = self.inside(name), self.family.layout.pictures
+        if found is not None or pictures is None or name != pictures[0]:
+            return found
+        given = (each for each in self.encoders.values() if isinstance(each, Path) and is_diffusers(each))
+        return next((place for each in given if (place := _folder(each / name)) is not None), None)
 
     def denoiser(self) -> Path | None:
         if self.given.denoiser is None:
@@ -169,27 +199,34 @@ class _Search:
     def vae(self) -> Path | Autoencoder | None:
         given = self.given.vae
         if given is None:
-            return self.inside(self.family.layout.vae)
+            return self.source if _holds_autoencoder(self.source) else self.inside(self.family.layout.vae)
         if not isinstance(given, str | Path):
             return given
         path = self.finder.find(given, lambda layout: (layout.vae,))
         return _folder(path / family_of_folder(path).layout.vae) if is_diffusers(path) else path
 
-    def encoder(self, role: str) -> Path | TextEncoder | None:
-        given = self.encoders.get(role)
+    def encoder(self, role: str) -> ModelSource | TextEncoder | None:
+        given, known = self.encoders.get(role), self.family.layout.inside.get(role, ())
+        if given is None and self.source.is_file():
+            return stored_encoder(self.source, known)
         if given is None:
             return self.inside(self.family.layout.encoders[role])
         if not isinstance(given, Path):
             return given
         if is_diffusers(given):
             return _of_role(given, role, "encoders")
-        return self._of_one_role("encoders", self.given.encoders, given)
+        if given.is_file() and (found := stored_encoder(given, known)) is not None:
+            return found
+        path = self._of_one_role("encoders", self.given.encoders, given)
+        return path if path.is_dir() else stored_encoder(path, [Inside("", each.entries) for each in known])
 
     def tokenizer(self, role: str) -> Path | None:
         """The one that is given, else that beside a given encoder, else the source's."""
         given, encoder = self.tokenizers.get(role), self.encoders.get(role)
         if given is not None and is_diffusers(given):
             return _of_role(given, role, "tokenizers")
+        if given is not None and given.is_file():
+            raise ValueError(f"tokenizers: {given} is a file; tokenizers are folders")
         if given is not None:
             return self._of_one_role("tokenizers", self.given.tokenizers, given)
         beside: Path | None = None
@@ -198,24 +235,28 @@ class _Search:
         return beside or self.inside(self.family.layout.tokenizers[role])
 
     def _of_one_role(self, keyword: str, given: object, path: Path) -> Path:
-        """A folder of one part, which cannot stand for several."""
+        """A folder or file of one part, which cannot stand for several."""
         if not isinstance(given, Mapping) and len(self.family.layout.encoders) > 1:
             roles = ", ".join(f"{each!r}: folder" for each in self.family.layout.encoders)
             raise ValueError(f"{keyword}: {path} is no folder in diffusers' layout; give {keyword}={{{roles}}}")
-        if not path.is_dir():
-            raise ValueError(f"{keyword}: {path} is a file; text encoders and tokenizers are folders")
         return path
 
 
-def _found(given: Mapping[str, str | Path | TextEncoder], finder: Finder) -> dict[str, Path | TextEncoder]:
+def _found(
+    given: Mapping[str, str | Path | TextEncoder], finder: Finder, wanted: Components
+) -> dict[str, Path | TextEncoder]:
     """What is given for roles, with ids and names looked up once each."""
     sources = {each for each in given.values() if isinstance(each, str | Path)}
-    paths = {source: finder.find(source, _texts) for source in sorted(sources, key=str)}
+    paths = {source: finder.find(source, wanted) for source in sorted(sources, key=str)}
     return {role: paths[each] if isinstance(each, str | Path) else each for role, each in given.items()}
 
 
 def _texts(layout: Layout) -> tuple[str, ...]:
-    return (*layout.encoders.values(), *layout.tokenizers.values())
+    return (*layout.encoders.values(), *layout.tokenizers.values(), *(layout.pictures or ()))
+
+
+def _tokenizers(layout: Layout) -> tuple[str, ...]:
+    return tuple(layout.tokenizers.values())
 
 
 def _of_role(folder: Path, role: str, kind: str) -> Path | None:
@@ -235,6 +276,15 @@ def _with_tokenizer(folder: Path) -> Path | None:
 
 def _holds_autoencoder(source: Path) -> bool:
     """Whether a file is a whole checkpoint."""
-    if not source.is_file():
-        return False
-    return Shapes.read(weights_files(source)).has(*(f"{prefix}decoder.conv_in.weight" for prefix in PREFIXES))
+    return source.is_file() and isinstance(part_of(weights_files(source), PREFIXES), Within)
+
+
+def _refuse_strangers(source: Path) -> None:
+    """Raises ValueError for a file of several parts with tensors that belong to none that is known."""
+    names = read_checkpoint(weights_files(source))
+    strangers = [name for name in names if "." in name and not name.startswith(_PARTS)]
+    if strangers and any(name.startswith(DENOISER_PREFIXES) for name in names):
+        raise ValueError(
+            f"{source}: {len(strangers)} of {len(names)} tensors belong to no part that is known "
+            f"({', '.join(strangers[:3])}); the names of parts begin with {', '.join(_PARTS)}"
+        )

@@ -1,6 +1,6 @@
-"""The picture pipeline: text-to-image, image-to-image, inpainting and editing.
+"""The pipeline of pictures and clips: from text and from pictures, inpainting and editing.
 
-Legend: N pictures, C latent channels, H W pixels, h w latent cells.
+Legend: N pictures or clips, C latent channels, F latent frames, H W pixels, h w latent cells.
 """
 
 import dataclasses
@@ -17,27 +17,31 @@ from torch import Tensor
 from ..core.attention.base import AttentionSelector
 from ..core.copies import moved
 from ..denoisers.base import Conditioning, Denoiser, Prompt
-from ..encoders.base import TextEncoder
+from ..encoders.base import TextEncoder, resident_encoders
 from ..schedulers import RowNoise
 from ..schedulers.base import State, Step
 from ..vae.base import Autoencoder
 from ..vae.preview import LatentPreview
 from .arguments import ImageArguments
 from .base import Encoded, ImageStep, OnStep, Source
-from .checks import check_cancel, check_kind, check_latents, check_on_step
-from .edit import Editing, References, begins_with_image, read_references, with_references
+from .checks import check_cancel, check_encoders, check_kind, check_latents, check_on_step
+from .edit import Editing, References, read_references, with_references
 from .ends import Ends, FlowEnds
 from .expansion import expanded
 from .family import Family, NegativeFamily, PlainFamily
 from .finite import NonFiniteError, is_finite
+from .frames import Looking, Seen, frames_in_group, makes_clips, read_shown, whole_groups
 from .handed import read_handed, sized
-from .manifest import Manifest, Task, digest_input
+from .inpaint import MaskReader
+from .origin import Origin
 from .placement import device_named, dtype_named
-from .plan import Inputs, Plan, generator_states, make_plan, read_inputs, used_generators
+from .plan import Inputs, Plan, generator_states, make_plan, read_inputs
 from .progress import Progress
 from .recipe import Recipe
 from .request import Request
-from .result import Result, to_images
+from .result import Result, to_images, to_videos
+from .run_manifest import manifest_of_run, prompt_tensors
+from .texts import OtherTexts
 from .walk import Walk
 
 if TYPE_CHECKING:
@@ -51,7 +55,9 @@ class ImagePipeline:
     """Components and the stages over them; it keeps nothing between calls, so threads may share it.
 
     Change one with `dataclasses.replace`. `encoders` by role; `family` makes choices of the arguments; `dtype` is that
-    of the weights: latents, sigma and time stay float32. With `editing`, `image` are pictures that the model looks at.
+    of the weights: latents, sigma and time stay float32. With `editing`, `image` are pictures that the model looks at;
+    with `masking`, it was made for inpainting; with `looking`, its clips begin with pictures. `origin` is what it was
+    loaded from, but for plate.
     """
 
     source: Source
@@ -63,7 +69,10 @@ class ImagePipeline:
     family: Family = PlainFamily()  # noqa: RUF009 (immutable)
     ends: Ends = FlowEnds()  # noqa: RUF009 (immutable)
     editing: Editing | None = None
+    masking: MaskReader | None = None
+    looking: Looking | None = None
     preview_projection: LatentPreview | None = None
+    origin: Origin | None = None
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
@@ -123,20 +132,24 @@ class ImagePipeline:
         start = time.perf_counter()
         request.check_used(self.source.family, self.family.arguments)
         self.family.check(request)
+        if self.masking is not None:
+            self.masking.check(request)
         references, cells = read_references(request, self.editing), self.vae.downsampling
-        handed = read_handed(request, self.vae.latent_channels)
-        inputs = read_inputs(request, references) if handed is None else None
+        handed, shown = read_handed(request, self.vae.latent_channels), read_shown(request, self.looking)
+        inputs = read_inputs(request, references, looks=self.looking is not None) if handed is None else None
         request = request if handed is None else sized(request, handed, cells)
-        plan = make_plan(
-            request, self.recipe, inputs, references, family=self.family, ends=self.ends, downsampling=cells
-        )
-        shape = (plan.num_images, self.vae.latent_channels, 1, plan.height // cells, plan.width // cells)
+        units = {"downsampling": cells, "group": frames_in_group(self.vae)}
+        plan = make_plan(request, self.recipe, inputs, references, family=self.family, ends=self.ends, **units)
+        fitted, sides = None if shown is None else shown.fitted(plan, units["group"]), (plan.height, plan.width)
+        shape = (plan.num_images, self.vae.latent_channels, plan.latent_frames, *(side // cells for side in sides))
         initial = self._initial(request, shape)
         request, plan = expanded(request, plan)
         conditioning = self._conditioning(request, plan, references)
         draws = self.family.draws_posterior and plan.schedule is not None  # strength 0 is the round trip
         noise = RowNoise.resumed(generator_states(request, plan.seeds), shape)
-        source = None if inputs is None else self._latents(inputs, noise if draws else None)
+        source = self._source(inputs, plan, noise if draws else None)
+        seen = Seen() if fitted is None or self.looking is None else self.looking.see(fitted, self.vae, self.device)
+        beside = self._beside(inputs, plan, RowNoise.resumed(noise.state(), shape), initial)
         remarks = conditioning.positive.warnings + (conditioning.negative.warnings if conditioning.negative else ())
         return Encoded(
             plan=plan,
@@ -148,9 +161,11 @@ class ImagePipeline:
             pixels=None if inputs is None else inputs.pixels[list(inputs.rows)],
             mask=None if inputs is None or inputs.mask is None else inputs.mask[list(inputs.mask_rows)],
             handed=None if handed is None else handed.to(self.device),
+            beside=beside if seen.beside is None else seen.beside,
+            picture_states=None if seen.states is None else seen.states.to(self.dtype),
             num_skipped_draws=int(draws and inputs is not None and inputs.mask is not None),
-            warnings=tuple(dict.fromkeys((*plan.warnings, *remarks))),
-            manifest=self._manifest(request, plan),
+            warnings=tuple(dict.fromkeys((*plan.warnings, *remarks, *(() if fitted is None else fitted.warnings)))),
+            manifest=manifest_of_run(self, request, plan),
             seconds={"encode": time.perf_counter() - start},
         )
 
@@ -180,10 +195,11 @@ class ImagePipeline:
 
     @torch.no_grad()
     def decode(self, latents: Step | Tensor, encoded: Encoded | None = None) -> Result:
-        """The pictures of a step, or of a result's latents [N, C, 1, h, w] alone (their run is `encoded`, where it is
-        given).
+        """The pictures or clips of a step, or of a result's latents [N, C, F, h, w] alone (their run is `encoded`,
+        where it is given).
 
-        Without a run there are no seeds and no manifest, masks are not applied, and pictures are PIL.
+        Without a run there are no seeds and no manifest, masks are not applied, clips have all frames that the latents
+        stand for, and pictures are PIL.
 
         Raises:
             ValueError: not latents, or latents of another shape than their run's. NonFiniteError: the decoder's output
@@ -195,12 +211,17 @@ class ImagePipeline:
         run = latents.encoded if isinstance(latents, ImageStep) else encoded
         seconds = dict(latents.seconds) if isinstance(latents, ImageStep) else dict(run.seconds) if run else {}
         x = latents.latents * self.ends.unit(latents.sigma) if isinstance(latents, Step) else latents
-        check_latents(x, self.vae.latent_channels, None if run is None else run.shape)
+        clips = makes_clips(self.family)
+        check_latents(x, self.vae.latent_channels, None if run is None else run.shape, clips=clips)
         output_type = "pil" if run is None else run.plan.output_type
-        images = None if output_type == "latent" else to_images(self._pixels(x, run), output_type)
+        pixels = None if output_type == "latent" else self._pixels(x, run)
+        images = None if pixels is None or pixels.shape[2] > 1 else to_images(pixels, output_type)
+        videos = None if pixels is None or not clips else to_videos(pixels, output_type)
         seconds["decode"] = time.perf_counter() - start
         return Result(
             images=images,
+            videos=videos,
+            fps=self.recipe.fps if clips else None,
             latents=x.float(),
             seeds=() if run is None else run.plan.seeds,
             timings=seconds,
@@ -230,20 +251,28 @@ class ImagePipeline:
             denoiser=moved(self.denoiser, place, kind),
             encoders={role: moved(encoder, place, kind) for role, encoder in self.encoders.items()},
             vae=moved(self.vae, place, kind),
+            looking=moved(self.looking, place, kind),
             device=place,
             dtype=self.dtype if kind is None else kind,
         )
 
     def save(self, folder: str | Path) -> None:
-        """Writes every file that `calotype.load(folder)` reads, weights in this pipeline's dtype. The folder is made if
-        need be.
+        """Writes every file that `calotype.load(folder)` reads, weights in this pipeline's dtype: plate's own, or a new
+        folder in diffusers' layout, which appears whole or not at all. The folder is made if need be.
+
+        Weights that are not in memory are read from where they were loaded from, one after the other.
 
         Raises:
-            ValueError: components that no layout is known for, or the folder cannot be written to.
+            ValueError: components that no layout is known for, something that a folder has no place for, or the folder
+            cannot be written to, or (but for plate) is not empty. FileNotFoundError: the weights are gone.
         """
         from .plate import save_plate
+        from .saving import save_folder
 
-        save_plate(self, Path(folder))
+        if self.origin is None:
+            save_plate(self, Path(folder))
+        else:
+            save_folder(self, self.origin, Path(folder))
 
     def _initial(self, request: Request, shape: tuple[int, ...]) -> Tensor | None:
         if request.latents is None:
@@ -257,37 +286,47 @@ class ImagePipeline:
         given, request = request.given_conditioning, dataclasses.replace(request, height=plan.height, width=plan.width)
         positive = None if given is None else given.positive.to(self.device, self.dtype)
         negative = None if given is None or given.negative is None else given.negative.to(self.device, self.dtype)
+        needed = plan.guidance.needs_negative
+        if self.origin is not None and (positive is None or (needed and negative is None)):
+            check_encoders(self.encoders, self.origin.layout.needed_encoders)
+        pipe = self if positive is not None or negative is not None or not needed else self._with_resident_encoders()
         if positive is None:
-            positive = self._encode_text(request.prompts, request.second_prompts, request, references)
-        if not plan.guidance.needs_negative:
+            positive = pipe._encode_text(request.prompts, request.other_prompts, request, references)
+        if not needed:
             negative = None
         elif negative is None:
-            negative = self._negative(positive, request, references)
+            negative = pipe._negative(positive, request, references)
+        del pipe  # its weights make room
         prompt = with_references(Prompt(positive=positive, negative=negative), self._reference_latents(references))
-        if not all(is_finite(tensor) for tensor in _tensors(prompt)):
+        if not all(is_finite(tensor) for tensor in prompt_tensors(prompt)):
             raise NonFiniteError("encode")
         return prompt
+
+    def _with_resident_encoders(self) -> "ImagePipeline":
+        """The pipeline for one encoding of several texts: weights that stay in their files are read once for all."""
+        return dataclasses.replace(self, encoders=resident_encoders(self.encoders))
 
     def _negative(self, positive: Conditioning, request: Request, references: References | None) -> Conditioning:
         unskipped = dataclasses.replace(request, clip_skip=None)
 
         def encode() -> Conditioning:
-            return self._encode_text(request.negative_prompts, request.negative_prompts, unskipped, references)
+            return self._encode_text(request.negative_prompts, request.other_negatives, unskipped, references)
 
         return self.family.negative(positive, encode, request) if isinstance(self.family, NegativeFamily) else encode()
 
     def _encode_text(
-        self, prompts: tuple[str, ...], second: tuple[str, ...], request: Request, references: References | None
+        self, prompts: tuple[str, ...], others: OtherTexts, request: Request, references: References | None
     ) -> Conditioning:
-        """One row per prompt; a pair of texts, with the same pictures, that comes twice is encoded once."""
+        """One row per prompt; texts that come twice together, with the same pictures, are encoded once."""
         lists = (0,) * len(prompts) if references is None else references.rows
-        told = tuple(zip(prompts, second, lists, strict=True))
+        told = tuple(zip(prompts, others.second, others.third, lists, strict=True))
         distinct = tuple(dict.fromkeys(told))
-        first, other, lists = zip(*distinct, strict=True)
+        first, second, third, lists = zip(*distinct, strict=True)
+        texts = OtherTexts(second=second, third=third)
         if references is None:
-            conditioning = self.family.condition(self.encoders, first, other, request)
+            conditioning = self.family.condition(self.encoders, first, texts, request)
         else:
-            conditioning = references.condition(self.encoders, first, other, lists, request)
+            conditioning = references.condition(self.encoders, first, texts, lists, request)
         return conditioning if distinct == told else conditioning.rows([distinct.index(each) for each in told])
 
     def _reference_latents(self, references: References | None) -> list[Tensor]:
@@ -296,9 +335,24 @@ class ImagePipeline:
             return []
         return [self.vae.encode(each.to(self.device)).float()[list(references.rows)] for each in references.pixels]
 
+    def _source(self, inputs: Inputs | None, plan: Plan, noise: RowNoise | None) -> Tensor | None:
+        """The latents that a run begins from, if it does."""
+        if inputs is None or (self.masking is not None and self.masking.begins_with_noise(plan)):
+            return None
+        return self._latents(inputs, noise)
+
+    def _beside(self, inputs: Inputs | None, plan: Plan, noise: RowNoise, initial: Tensor | None) -> Tensor | None:
+        """What the model reads beside its latents; `noise` stands before the initial noise."""
+        if self.masking is None or inputs is None or inputs.mask is None or plan.schedule is None:
+            return None
+        if initial is None:
+            noise.draw()
+        covered = self._latents(self.masking.covered(inputs), noise)
+        return self.masking.beside(inputs.mask[list(inputs.mask_rows)], covered)
+
     def _latents(self, inputs: Inputs, noise: RowNoise | None) -> Tensor:
         """One row per picture: the posterior's mean, or, with `noise`, a sample of it."""
-        pixels, rows = inputs.pixels.to(self.device), list(inputs.rows)
+        pixels, rows = whole_groups(inputs.pixels.to(self.device), self.vae), list(inputs.rows)
         if noise is None:
             latents = self.vae.encode(pixels).float()[rows]
         else:
@@ -312,50 +366,5 @@ class ImagePipeline:
         if not is_finite(pixels):
             raise NonFiniteError("decode")
         if run is None or run.mask is None or run.pixels is None:
-            return pixels
+            return pixels if run is None else pixels[:, :, : run.plan.num_frames]
         return torch.where(run.mask.to(pixels.device), pixels, run.pixels.to(pixels.device))
-
-    def _manifest(self, request: Request, plan: Plan) -> Manifest:
-        task: Task = "text-to-image" if request.image is None else "image-to-image"
-        if self.editing is not None and request.image is not None and not begins_with_image(request):
-            task = "edit"
-        given = request.given_conditioning
-        inputs: dict[str, object] = {
-            "image": request.image,
-            "mask_image": request.mask_image,
-            "latents": request.latents,
-            "conditioning": None if given is None else _tensors(given),
-            "generator": [each.get_state() for each in used_generators(request)] or None,
-        }
-        extra = dict(self.family.described(request))
-        if plan.second_prompts is not None:
-            extra["prompt_2"] = list(plan.second_prompts)
-        return Manifest.build(
-            family=self.source.family,
-            model=self.source.name,
-            weights=self.source.weights,
-            task=task if request.mask_image is None else "inpaint",
-            prompts=plan.prompts,
-            unexpanded=plan.unexpanded,
-            negative_prompts=plan.negative_prompts,
-            seeds=plan.seeds,
-            width=plan.width,
-            height=plan.height,
-            schedule=plan.full_schedule,
-            sampler=plan.sampler,
-            guidance=plan.guidance,
-            strength=plan.strength,
-            inputs={name: digest_input(value) for name, value in inputs.items() if value is not None},
-            dtype=self.dtype,
-            device=self.device,
-            attention=",".join(backend.name for backend in self.attention.backends),
-            num_images_per_prompt=request.num_images_per_prompt,
-            extra=extra,
-        )
-
-
-def _tensors(prompt: Prompt) -> list[Tensor]:
-    parts = (prompt.positive,) if prompt.negative is None else (prompt.positive, prompt.negative)
-    each = ((part.states, part.lengths, part.pooled, part.time_ids, *part.references) for part in parts)
-    found = [tensor for tensors in each for tensor in tensors]
-    return [tensor for tensor in found if tensor is not None]

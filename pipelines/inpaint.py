@@ -1,4 +1,4 @@
-"""Keeping what a mask does not repaint.
+"""Keeping what a mask does not repaint, and telling a model that was made for inpainting what it is.
 
 Legend: B rows, C latent channels, F frames, H W pixels, h w latent cells.
 """
@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..schedulers.base import Point, Slope, Step
+from .plan import Inputs, Plan
+from .request import Request
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,6 +42,35 @@ class Kept:
         outside = self.clean if point.index == self.last else point.noised(self.x0, self.noise)
         latents = torch.where(self.repaint, step.latents, outside)
         return dataclasses.replace(step, latents=latents, state=dataclasses.replace(step.state, latents=latents))
+
+
+@dataclass(frozen=True)
+class MaskReader:
+    """What a model that was made for inpainting reads beside its latents: the mask (1: repaint), and the latents of the
+    picture with grey where it is repainted. Nothing else keeps its latents at the picture's."""
+
+    def check(self, request: Request) -> None:
+        """Raises ValueError for a request without a picture or a mask."""
+        for name, picture in (("image", request.image), ("mask_image", request.mask_image)):
+            if picture is None:
+                both = "this model was made for inpainting, and takes image and mask_image"
+                raise ValueError(f"{name} is not given; {both}")
+
+    def begins_with_noise(self, plan: Plan) -> bool:
+        """Whether a run begins with noise alone, as the reference does at strength 1, where the picture is not read."""
+        return plan.strength == 1
+
+    def covered(self, inputs: Inputs) -> Inputs:
+        """The pictures with grey where they are repainted, one for each that is made."""
+        assert inputs.mask is not None
+        pixels = inputs.pixels[list(inputs.rows)] * ~inputs.mask[list(inputs.mask_rows)]
+        return Inputs(pixels=pixels, rows=tuple(range(len(pixels))), mask=None, mask_rows=())
+
+    def beside(self, mask: Tensor, covered: Tensor) -> Tensor:
+        """What is read, [B, 1 + C, 1, h, w], of a mask [B, 1, 1, H, W] and the latents [B, C, 1, h, w] of what is
+        covered: each cell of the mask is its first pixel's, as the reference has it."""
+        cells = functional.interpolate(mask[:, 0].to(covered), size=tuple(covered.shape[3:]))
+        return torch.cat((cells[:, None], covered), dim=1)
 
 
 def latent_mask(mask: Tensor, downsampling: int) -> Tensor:

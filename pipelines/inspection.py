@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from ..core.checkpoint import Files, read_checkpoint
+from ..core.checkpoint import Files, part_of, read_checkpoint
 from ..core.component_files import weights_files
 from ..core.gguf_file import GGUFFile, gguf_shards
 from ..core.shapes import Shapes
 from ..core.stored_tensor import StoredTensor
 from ..denoisers.shapes import PREFIXES
-from ..language.checkpoints import model_config
+from ..language.checkpoints import ModelSource, model_config, model_weights
 from ..language.config import LanguageModelConfig
 from ..language.gguf_config import gguf_config
 from ..vae.kl_keys import PREFIXES as AUTOENCODER_PREFIXES
@@ -33,7 +33,7 @@ NUM_TEXT_TOKENS, LANGUAGE_TOKENS = 512, 4096
 CELL = 8  # pixels a side of a latent cell
 _INPUTS = (
     *("img_in.weight", "x_embedder.weight", "pos_embed.proj.weight", "x_embedder.proj.weight"),
-    *("all_x_embedder.2-1.weight", "conv_in.weight", "input_blocks.0.0.weight"),
+    *("all_x_embedder.2-1.weight", "conv_in.weight", "input_blocks.0.0.weight", "patch_embedding.weight"),
 )
 _OUTPUTS = ("decoder.conv_out.weight", "decoder.head.2.weight")
 
@@ -95,11 +95,15 @@ def inspect_model(source: str | Path) -> Inspection:
 def _picture_model(path: Path) -> Inspection:
     found = gather(path, family_of(path, Given()), Given(), Finder())
     layout = found.family.layout
-    parts = {layout.denoiser: found.denoiser, layout.vae: found.vae}
-    parts |= {layout.encoders[role]: part for role, part in found.encoders.items()}
-    files = {name: weights_files(part) for name, part in parts.items() if isinstance(part, Path)}
-    if found.vae is not None and found.vae == found.denoiser:
-        files.pop(layout.vae)  # it lies in the same file
+    files: dict[str, Files] = {}
+    if found.denoiser is not None:
+        files[layout.denoiser] = part_of(weights_files(found.denoiser), PREFIXES)
+    if isinstance(found.vae, Path):
+        files[layout.vae] = part_of(weights_files(found.vae), AUTOENCODER_PREFIXES)
+    for role, part in found.encoders.items():
+        if isinstance(part, ModelSource):
+            files[layout.encoders[role]] = model_weights(part)
+    files |= {name: weights_files(place) for name, place in found.others.items()}
     kind = (
         "a folder in diffusers' layout" if is_diffusers(path) else "a denoiser's folder" if path.is_dir() else "a file"
     )
@@ -153,7 +157,7 @@ def _activations(found: Gathered) -> tuple[int, str]:
         (tokens * width * VALUES_PER_TOKEN, f"{tokens} tokens x {width} wide x {VALUES_PER_TOKEN} in the denoiser")
     ]
     if isinstance(found.vae, Path):
-        decoder = Shapes.read(weights_files(found.vae)).within(*AUTOENCODER_PREFIXES).shapes
+        decoder = Shapes.read(weights_files(found.vae), AUTOENCODER_PREFIXES).shapes
         channels = next((decoder[name][1] for name in _OUTPUTS if name in decoder), 0)
         made = f"{side * side} pixels x {channels} channels x {VALUES_PER_PIXEL} in the decoder"
         counts.append((side * side * channels * VALUES_PER_PIXEL, made))

@@ -13,6 +13,7 @@ from ..core.component_files import weights_files
 from ..core.copies import moved
 from ..core.json_file import json_object
 from ..denoisers.unet import NO_BLOCKS
+from ..language.checkpoints import StoredModel
 from ..vae.base import Autoencoder
 from .families import FolderFamily, family_of_folder, titles
 from .finder import SINGLE, Finder
@@ -20,6 +21,7 @@ from .folders import CONFIG
 from .gather import gather, is_diffusers
 from .given import EncoderSources, Given, PartSource, TokenizerSources
 from .image import ImagePipeline
+from .origin import origin_of
 from .parts import Layout, Offload, Parts
 from .placement import device_named, dtype_named
 from .recognise import recognise
@@ -56,10 +58,11 @@ def load(
     size was told; `local_files_only`: nothing is. `revision` and `token` are for the hub, `variant`, such as "fp16",
     picks files where a component has several.
 
-    The other parts of a single file are given, those of a folder may be replaced. `denoiser`, `vae`: a file, a
-    component's folder, or that part of a folder in diffusers' layout or a hub id. `encoders`, `tokenizers`: folders by
-    role ("clip", "clip_2", "t5", "llm"), or one folder in diffusers' layout (or hub id) for all roles; tokenizers come
-    from where encoders come from, unless they are given. Encoders and autoencoders may be those of another pipeline;
+    A single file may hold the autoencoder and text encoders too; the parts that it lacks are given, those of a folder
+    or a file may be replaced. `denoiser`, `vae`: a file, a component's folder, or that part of a folder in diffusers'
+    layout or a hub id. `encoders`: folders or files by role ("clip", "clip_2", "t5", "llm"), or one folder in
+    diffusers' layout (or hub id), or file, for all roles. `tokenizers`: folders alike; they come from where encoders
+    come from, unless they are given. Encoders and autoencoders may be those of another pipeline;
     they stay where and as they are.
 
     `device`: default the CPU. `dtype` of the weights: default float32; float8 and GGUF's formats are turned into it.
@@ -127,9 +130,10 @@ def _offload(offload: str | None, family: FolderFamily) -> Offload:
 def _loaded(family: FolderFamily, parts: Parts) -> ImagePipeline:
     """The pipeline; encoders that stay in their files are told the device that they run on."""
     pipe = family.load(parts)
+    pipe = dataclasses.replace(pipe, origin=origin_of(pipe, family.layout, parts))
     if parts.offload == "none":
         return pipe
-    read = {role for role, part in parts.encoders.items() if isinstance(part, Path)}
+    read = {role for role, part in parts.encoders.items() if isinstance(part, Path | StoredModel)}
     told = {role: moved(pipe.encoders[role], parts.device, None) for role in read}
     return dataclasses.replace(pipe, encoders={**pipe.encoders, **told})
 
@@ -156,8 +160,7 @@ def _bundled_or(source: str | Path | None, given: Given, finder: Finder) -> Path
 
 def _needed(layout: Layout, given: Given) -> list[str]:
     """The components of a repository that are not given."""
-    parts = (layout.denoiser, *layout.encoders.values(), *layout.tokenizers.values(), layout.vae, layout.scheduler)
-    return [name for name in parts if name not in given.covered(layout)]
+    return [name for name in layout.folders if name not in given.covered(layout)]
 
 
 def _refuse_arguments(source: str | Path | None, given: Given, finder: Finder, offload: str | None) -> None:

@@ -18,17 +18,21 @@ from torch import dtype as Dtype
 
 from ..schedulers.base import Path, Point, Schedule
 
-Task = Literal["text-to-image", "image-to-image", "inpaint", "edit"]
+Task = Literal[
+    "text-to-image", "image-to-image", "inpaint", "edit", "text-to-video", "image-to-video", "video-to-video"
+]
 Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
 FORMAT = 1
 _NONE = type(None)
-_LATER = ("unexpanded", "num_images_per_prompt", "extra")  # entries that the first release did not write
+_TORCH_ALONE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # numpy has no such numbers
+_LATER = ("unexpanded", "num_images_per_prompt", "extra", "frames")  # entries that the first release did not write
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("prompts", "seeds", "sigmas", "times"), (list,)),
     **dict.fromkeys(("weights", "sampler", "guidance", "inputs"), (dict,)),
     **dict.fromkeys(("width", "height", "num_inference_steps", "threads"), (int,)),
     **dict.fromkeys(("negative_prompts", "unexpanded"), (list, _NONE)),
     "extra": (dict, _NONE),
+    "frames": (str, _NONE),
     "num_images_per_prompt": (int, _NONE),
     "strength": (float, int, _NONE),
     "row": (int, _NONE),
@@ -52,7 +56,8 @@ class Manifest:
     `guidance` are objects as `describe` puts them; `path`, `sigmas` and `times` are the whole schedule with its end;
     `inputs` maps every argument that is neither text nor a number ("image", "mask_image", "latents", "conditioning",
     "generator") to its `digest_input`. `num_images_per_prompt` counts the pictures of each prompt; `extra` are the
-    arguments of the model's family alone, by their names.
+    arguments of the model's family alone, by their names. `frames`, in the file of a clip, is the digest of its frames
+    as they were made, uint8 [F, H, W, 3]: they can be told from others even where the file is lossy.
     """
 
     calotype: str
@@ -83,6 +88,7 @@ class Manifest:
     unexpanded: tuple[str, ...] | None = None
     num_images_per_prompt: int | None = None
     extra: Mapping[str, Plain] | None = None
+    frames: str | None = None
 
     @classmethod
     def build(
@@ -238,7 +244,7 @@ def digest_input(value: object) -> str:
         value = open_image(value)
     if isinstance(value, Tensor):
         stored = value.detach().cpu().contiguous()
-        array = stored.view(torch.uint8).numpy() if stored.dtype is torch.bfloat16 else stored.numpy()
+        array = stored.view(torch.uint8).numpy() if stored.dtype in _TORCH_ALONE else stored.numpy()
     else:
         array = numpy.ascontiguousarray(numpy.asarray(_seen(value)))
     digest.update(f"{array.dtype.str} {array.shape} ".encode())
@@ -272,6 +278,8 @@ def _check_lists(entries: Mapping[str, Any]) -> None:
         for key, item in entries[name].items():
             if not isinstance(item, str):
                 raise ValueError(f"not a manifest: {name} holds {item!r} for {key}, expected a str")
+    if len(entries["sigmas"]) != len(entries["times"]):
+        raise ValueError(f"not a manifest: {len(entries['sigmas'])} sigmas for {len(entries['times'])} times")
     if not 0 < len(entries["seeds"]) == len(entries["prompts"]):
         raise ValueError(f"not a manifest: {len(entries['prompts'])} prompts for {len(entries['seeds'])} seeds")
     each = entries["num_images_per_prompt"]

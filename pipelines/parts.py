@@ -8,12 +8,15 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 
 from ..core.attention.base import AttentionSelector
-from ..core.checkpoint import Files, resolve_files
+from ..core.checkpoint import Files, part_of, resolve_files
 from ..core.component_files import has_variant, refuse_quantised, weights_files
 from ..core.shapes import Shapes
 from ..denoisers.shapes import PREFIXES, Marks
 from ..encoders.base import TextEncoder
+from ..encoders.in_files import Inside
+from ..language.checkpoints import ModelSource, StoredModel
 from ..vae.base import Autoencoder
+from ..vae.kl_keys import PREFIXES as AUTOENCODER_PREFIXES
 from .folders import CONFIG, INDEX, SCHEDULER_CONFIG, entries_of, weights_digests
 
 _C = TypeVar("_C")
@@ -31,7 +34,10 @@ class Layout:
     """Where a family's parts are in a folder of diffusers' layout, whose model_index.json names one of `classes`.
 
     `encoders` and `tokenizers` are folders by role; those in `optional` may be missing. `marks` tell a file that holds
-    the denoiser alone. `side`: pixels of a picture whose size is not given.
+    the denoiser, alone or with other parts; `inside` are the encoders that such a file may hold, by role. `processors`
+    are transformers' classes, by role, of tokenizers' folders that say how pictures are read as well; diffusers looks
+    for the tokenizer alone beside them. `second` is that of a second denoiser, `pictures` are those of a picture
+    encoder and its processor, all of which may be missing. `side`: pixels of a picture whose size is not given.
     """
 
     classes: tuple[str, ...]
@@ -42,7 +48,33 @@ class Layout:
     scheduler: str = "scheduler"
     optional: frozenset[str] = frozenset()
     marks: Marks = Marks()  # noqa: RUF009 (immutable)
+    inside: Mapping[str, tuple[Inside, ...]] = field(default_factory=dict[str, tuple[Inside, ...]])
+    processors: Mapping[str, str] = field(default_factory=dict[str, str])
+    second: str | None = None
+    pictures: tuple[str, str] | None = None
     side: int = 1024
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Folders of further networks."""
+        second = () if self.second is None else (self.second,)
+        return second if self.pictures is None else (*second, self.pictures[0])
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """All that a model may have."""
+        texts = (*self.encoders.values(), *self.tokenizers.values())
+        return (self.denoiser, *texts, self.vae, self.scheduler, *self.others, *(self.pictures or ())[1:])
+
+    @property
+    def may_lack(self) -> frozenset[str]:
+        """Folders that a model need not have."""
+        return self.optional.union(self.others, self.pictures or ())
+
+    @property
+    def needed_encoders(self) -> tuple[str, ...]:
+        """The roles of those that may not be missing."""
+        return tuple(role for role, folder in self.encoders.items() if folder not in self.optional)
 
 
 class FolderLoader(Protocol[_A_co]):
@@ -62,10 +94,10 @@ class FileLoader(Protocol[_A_co]):
 
 
 class EncoderLoader(Protocol):
-    """What makes a text encoder of its folder and its tokenizer's."""
+    """What makes a text encoder of its folder, or of a file that holds it, and its tokenizer's folder."""
 
     def __call__(
-        self, model: Path, tokenizer: Path, /, *, variant: str | None, device: torch.device, dtype: torch.dtype
+        self, model: ModelSource, tokenizer: Path, /, *, variant: str | None, device: torch.device, dtype: torch.dtype
     ) -> TextEncoder:
         """The encoder."""
         ...
@@ -75,8 +107,9 @@ class EncoderLoader(Protocol):
 class Places:
     """Where the parts of one model lie. `folder` is the one in diffusers' layout that it was loaded from, if any.
 
-    `denoiser` is a folder with its config.json and weights, or one file of weights, `vae` as well; the autoencoder and
-    text encoders may be there already. `scheduler` is None where there is no config of it. `variant` picks files where
+    `denoiser` is a folder with its config.json and weights, or a file that holds it, maybe beside other parts; `vae` as
+    well, which may be the same file. The autoencoder and text encoders may be there already. `scheduler` is None where
+    there is no config of it. `others` are further networks, by the names of their folders. `variant` picks files where
     a part has several.
     """
 
@@ -84,14 +117,15 @@ class Places:
     denoiser: Path
     vae: Path | Autoencoder
     scheduler: Path | None
-    encoders: Mapping[str, Path | TextEncoder] = field(default_factory=dict[str, Path | TextEncoder])
+    encoders: Mapping[str, ModelSource | TextEncoder] = field(default_factory=dict[str, ModelSource | TextEncoder])
     tokenizers: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    others: Mapping[str, Path] = field(default_factory=dict[str, Path])
     variant: str | None = None
 
     @property
     def denoiser_files(self) -> Files:
         """What holds the denoiser's weights."""
-        return weights_files(self.denoiser, self.variant)
+        return part_of(weights_files(self.denoiser, self.variant), PREFIXES)
 
     def denoiser_config(
         self, from_entries: Callable[[Mapping[str, Any]], _C], from_shapes: Callable[[Shapes], _C]
@@ -104,7 +138,7 @@ class Places:
         if self.denoiser.is_dir():
             refuse_quantised(self.denoiser)
             return from_entries(entries_of(self.denoiser / CONFIG))
-        shapes = Shapes.read(self.denoiser_files, PREFIXES)
+        shapes = Shapes.read(self.denoiser_files)
         try:
             return from_shapes(shapes)
         except ValueError as error:
@@ -121,8 +155,8 @@ class Places:
     def digests(self, layout: Layout) -> dict[str, str]:
         """A digest of each weights file, by its component's name in `layout` and its own."""
         encoders = {layout.encoders[role]: part for role, part in self.encoders.items()}
-        parts = {layout.denoiser: self.denoiser, layout.vae: self.vae, **encoders}
-        paths = {name: part for name, part in parts.items() if isinstance(part, Path)}
+        parts = {layout.denoiser: self.denoiser, layout.vae: self.vae, **encoders, **self.others}
+        paths = {name: path for name, part in parts.items() if (path := place_of(part)) is not None}
         return weights_digests({name: resolve_files(weights_files(path, self.variant)) for name, path in paths.items()})
 
 
@@ -150,24 +184,34 @@ class Parts(Places):
         if not isinstance(self.vae, Path):
             vae = self.vae
         elif self.vae.is_dir():
-            vae = from_folder(self.vae, variant=self._variant_of(self.vae), device=self.device, dtype=self.dtype)
+            vae = from_folder(self.vae, variant=self.variant_of(self.vae), device=self.device, dtype=self.dtype)
         else:
-            vae = from_file(weights_files(self.vae), device=self.device, dtype=self.dtype)
+            vae = self._autoencoder_of_file(self.vae, from_file)
         if vae.latent_channels != channels:
             raise ValueError(
                 f"the autoencoder's latents have {vae.latent_channels} channels; the denoiser's {channels}"
             )
         return vae
 
+    def _autoencoder_of_file(self, file: Path, load: FileLoader[_A]) -> _A:
+        files = part_of(weights_files(file), AUTOENCODER_PREFIXES)
+        try:
+            return load(files, device=self.device, dtype=self.dtype)
+        except ValueError as error:
+            if str(file) in str(error):
+                raise
+            raise ValueError(f"vae: {file}: {error}") from None
+
     def encoder(self, role: str, load: EncoderLoader) -> TextEncoder:
-        """The text encoder that is there for a role, or what `load` makes of its folders."""
+        """The text encoder that is there for a role, or what `load` makes of its folders or file."""
         part = self.encoders[role]
-        if not isinstance(part, Path):
+        if not isinstance(part, ModelSource):
             return part
-        variant = self._variant_of(part)
+        variant = self.variant_of(part) if isinstance(part, Path) else None
         return load(part, self.tokenizers[role], variant=variant, device=self.encoder_device, dtype=self.dtype)
 
-    def _variant_of(self, folder: Path) -> str | None:
+    def variant_of(self, folder: Path) -> str | None:
+        """The variant that is asked for, where the folder's weights come in it."""
         return self.variant if self.variant is not None and has_variant(folder, self.variant) else None
 
     @property
@@ -179,3 +223,10 @@ class Parts(Places):
     def block_device(self) -> torch.device:
         """Where the weights of the denoiser's blocks go."""
         return META if self.offload == "blocks" else self.device
+
+
+def place_of(part: object) -> Path | None:
+    """The folder or file that a part lies in; None for one that is loaded already."""
+    if isinstance(part, StoredModel):
+        return part.file
+    return part if isinstance(part, Path) else None

@@ -16,7 +16,7 @@ from .result import to_pil
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from .arguments import PictureLists, Pictures
+    from .arguments import Clips, PictureLists, Pictures
 
 
 def read_pictures(pictures: "Pictures | PictureLists") -> Tensor:
@@ -30,15 +30,42 @@ def read_pictures(pictures: "Pictures | PictureLists") -> Tensor:
     return (stacked(rows, "image") * 2 - 1)[:, :, None]
 
 
-def read_lists(pictures: "Pictures | PictureLists") -> list[tuple[Tensor, ...]]:
+def read_lists(pictures: "Pictures | PictureLists", name: str = "image") -> list[tuple[Tensor, ...]]:
     """Lists of pictures [3, H, W] in 0..1, float32 on the CPU, of any sizes: one list, or several where the argument
     holds lists. Same errors as `read_pictures`, and ValueError for lists beside pictures."""
     items = _items(pictures)
     nested = [isinstance(item, list | tuple) for item in items]
     if any(nested) and not all(nested):
-        raise ValueError("image holds pictures and lists of pictures; it takes either, not both")
+        raise ValueError(f"{name} holds pictures and lists of pictures; it takes either, not both")
     lists = [_items(item) for item in items] if any(nested) else [items]
-    return [tuple(_colours(unit) for item in each for unit in _unit(item, "image")) for each in lists]
+    return [tuple(_colours(unit) for item in each for unit in _unit(item, name)) for each in lists]
+
+
+def read_videos(clips: "Clips") -> Tensor:
+    """Clips [K, 3, F, H, W] in -1..1, float32 on the CPU. Same errors as `read_pictures`, and ValueError for clips of
+    different lengths."""
+    each = [stacked(frames, "video") for clip in _clips(clips) for frames in read_lists(clip, "video")]
+    lengths = sorted({len(clip) for clip in each})
+    if len(lengths) > 1:
+        raise ValueError(f"video holds clips of {' and '.join(map(str, lengths))} frames; they must be of one length")
+    return stacked([clip.transpose(0, 1) for clip in each], "video") * 2 - 1
+
+
+def _clips(given: "Clips") -> "Sequence[Pictures]":
+    """One clip or several, each as a batch or a list of frames."""
+    import numpy
+
+    arrays, lists = (Tensor, numpy.ndarray), (list, tuple)
+    if isinstance(given, str | Path):
+        from .clips import read_clip
+
+        return [read_clip(given).frames]
+    if isinstance(given, arrays):
+        return [*given] if given.ndim == 5 else [given]  # pyright: ignore[reportReturnType]
+    several = [isinstance(item, lists) or (isinstance(item, arrays) and item.ndim == 4) for item in _items(given)]
+    if any(several) and not all(several):
+        raise ValueError("video holds clips and frames of clips; it takes either, not both")
+    return given if any(several) else [given]  # pyright: ignore[reportReturnType]
 
 
 def resized(picture: Tensor, width: int, height: int) -> Tensor:
@@ -63,7 +90,12 @@ def read_masks(pictures: "Pictures") -> Tensor:
 
 def spread(rows: Tensor, name: str, num_prompts: int, num_images_per_prompt: int) -> tuple[int, ...]:
     """Which of K `rows` belongs to each of the N pictures: one for all, one per prompt, or one per picture."""
-    count, total = rows.shape[0], num_prompts * num_images_per_prompt
+    return spread_count(rows.shape[0], name, num_prompts, num_images_per_prompt)
+
+
+def spread_count(count: int, name: str, num_prompts: int, num_images_per_prompt: int) -> tuple[int, ...]:
+    """As `spread`, for `count` rows."""
+    total = num_prompts * num_images_per_prompt
     if count == 1:
         return (0,) * total
     if count == num_prompts:
@@ -101,7 +133,8 @@ def _unit(picture: object, name: str, *, grey: bool = False) -> Sequence[Tensor]
     if isinstance(picture, numpy.ndarray):
         if picture.dtype.kind not in "buif":
             raise ValueError(f"{name} is an array of {picture.dtype}; it must hold numbers")
-        array = torch.from_numpy(numpy.array(picture, order="C"))  # a copy: the picture may be read-only
+        order = numpy.float32 if picture.dtype.kind == "f" else picture.dtype.newbyteorder("=")
+        array = torch.from_numpy(numpy.array(picture, order, order="C"))  # a copy: the picture may be read-only
         layout = array[..., None] if array.ndim == 2 else array
         return _from_tensor(layout.movedim(-1, -3), name, "[H, W, 3]", grey)
     if isinstance(picture, Tensor):
@@ -129,8 +162,13 @@ def _from_tensor(tensor: Tensor, name: str, layout: str, grey: bool) -> Sequence
     channels = (1, 3) if grey else (3,)
     if tensor.ndim not in (3, 4) or tensor.shape[-3] not in channels:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {layout} or a batch of such")
-    if tensor.is_complex() or tensor.is_meta:
-        raise ValueError(f"{name} is a tensor of {tensor.dtype} on {tensor.device}; it must hold numbers from 0 to 1")
+    if tensor.shape[0] == 0:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which holds no picture; it takes at least one")
+    if tensor.is_complex() or tensor.is_meta or tensor.layout is not torch.strided:
+        raise ValueError(
+            f"{name} is a tensor of {tensor.dtype} on {tensor.device}, {tensor.layout}; it must be a dense one of "
+            "numbers from 0 to 1"
+        )
     unit = tensor.detach().cpu()
     if unit.dtype is torch.uint8:
         unit = unit.float() / 255

@@ -1,25 +1,28 @@
 """A request and a recipe, put together: every choice of a run, before anything is computed."""
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ..denoisers.guidance import Guidance
 from ..schedulers import Sampler, Schedule, sampler_by_name
+from ..vae.frames import next_frames
 from .edit import References, begins_with_image
 from .ends import Ends
 from .family import Family
-from .pictures import read_masks, read_pictures, size_text, spread, stacked
+from .pictures import read_masks, read_pictures, read_videos, size_text, spread, stacked
 from .recipe import Recipe
 from .request import Request
 from .result import OutputType
+from .texts import OTHERS, per_prompt
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs:
-    """The request's pictures: `pixels` [K, 3, 1, H, W], `mask` [M, 1, 1, H, W], and which of them each picture
+    """The request's pictures or clips: `pixels` [K, 3, F, H, W], `mask` [M, 1, 1, H, W], and which of them each picture
     takes."""
 
     pixels: Tensor
@@ -35,8 +38,9 @@ class Plan:
 
     `schedule` is what is run of `full_schedule`: its end where `strength` is below 1, None where it is 0; the part
     between `denoising_start` and `denoising_end`. `negative_prompts` are None where none are given, or the guidance
-    needs none; `unexpanded` are the prompts before a language model rewrote them, None where none did; `second_prompts`
-    are the texts in `prompt_2`, None where it is not given.
+    needs none; `unexpanded` are the prompts before a language model rewrote them, None where none did; `other_texts`
+    are those for further text encoders that are given, by their argument, one per picture. `num_frames` are asked for:
+    the first of those that `latent_frames` stand for.
     """
 
     width: int
@@ -53,7 +57,9 @@ class Plan:
     output_type: OutputType
     warnings: tuple[str, ...]
     unexpanded: tuple[str, ...] | None = None
-    second_prompts: tuple[str, ...] | None = None
+    other_texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    num_frames: int = 1
+    latent_frames: int = 1
 
     @property
     def num_images(self) -> int:
@@ -70,8 +76,10 @@ def make_plan(
     family: Family,
     ends: Ends,
     downsampling: int,
+    group: int = 1,
 ) -> Plan:
-    """The plan of a request; `downsampling` is the pixels a side per latent cell.
+    """The plan of a request; `downsampling` is the pixels a side per latent cell, `group` the frames of a latent frame
+    after the first.
 
     Raises:
         ValueError: a size or a schedule that the model cannot do, or an unknown sampler.
@@ -83,6 +91,8 @@ def make_plan(
     guidance = family.guidance(request, recipe)
     rows = tuple(prompt for prompt in range(request.num_prompts) for _ in range(request.num_images_per_prompt))
     prompts = request.prompts or ("",) * request.num_prompts
+    num_frames = _num_frames(request, recipe, inputs)
+    made_frames = next_frames(num_frames, group)
     negatives, has_negative = request.negative_prompts, guidance.needs_negative and request.negative_prompt is not None
     return Plan(
         width=width,
@@ -97,8 +107,11 @@ def make_plan(
         guidance=guidance,
         strength=strength,
         output_type=request.output_type,
-        second_prompts=None if request.prompt_2 is None else tuple(request.second_prompts[row] for row in rows),
+        other_texts={name: tuple(texts[row] for row in rows) for name, texts in _others(request, has_negative)},
+        num_frames=num_frames,
+        latent_frames=1 + (made_frames - 1) // group,
         warnings=(
+            *_cut_frames(num_frames, made_frames),
             *_warnings(request, guidance),
             *family.warnings(request),
             *(() if references is None else references.warnings),
@@ -106,20 +119,23 @@ def make_plan(
     )
 
 
-def read_inputs(request: Request, references: References | None = None) -> Inputs | None:
-    """The pictures that a request starts from, None where it starts from noise; an editing one starts from the first of
-    its pictures.
+def read_inputs(request: Request, references: References | None = None, *, looks: bool = False) -> Inputs | None:
+    """The pictures or clips that a request starts from, None where it starts from noise; an editing one starts from the
+    first of its pictures, one that `looks` at its picture from none.
 
     Raises:
         ValueError: not pictures, of different sizes, or a number of them that fits neither prompts nor pictures.
     """
-    if request.image is None or (references is not None and not begins_with_image(request)):
+    counts = (request.num_prompts, request.num_images_per_prompt)
+    if request.video is not None:
+        clips = read_videos(request.video)
+        return Inputs(pixels=clips, rows=spread(clips, "video", *counts), mask=None, mask_rows=())
+    if request.image is None or looks or (references is not None and not begins_with_image(request)):
         return None
     pixels = read_pictures(request.image) if references is None else stacked(references.firsts, "image")
     mask = None if request.mask_image is None else read_masks(request.mask_image)
     if mask is not None and mask.shape[-2:] != pixels.shape[-2:]:
         raise ValueError(f"mask_image is {size_text(mask)} and image is {size_text(pixels)}; they must be of one size")
-    counts = (request.num_prompts, request.num_images_per_prompt)
     return Inputs(
         pixels=pixels,
         rows=spread(pixels, "image", *counts),
@@ -149,11 +165,12 @@ def _size(request: Request, recipe: Recipe, inputs: Inputs | None, references: R
         default_height, default_width = inputs.pixels.shape[-2:]
     width = default_width if request.width is None else request.width
     height = default_height if request.height is None else request.height
+    given = "image" if request.video is None else "video"
     if inputs is not None and (width, height) != (default_width, default_height):
         raise ValueError(
-            f"image is {size_text(inputs.pixels)} and {width}x{height} was asked for; they must be the same"
+            f"{given} is {size_text(inputs.pixels)} and {width}x{height} was asked for; they must be the same"
         )
-    prefix = "" if inputs is None else "image's "
+    prefix = "" if inputs is None else f"{given}'s "
     return recipe.check_side(f"{prefix}width", width), recipe.check_side(f"{prefix}height", height)
 
 
@@ -189,9 +206,33 @@ def _seeds(request: Request) -> tuple[int, ...]:
     return tuple(first + i for i in range(request.num_images))
 
 
+def _others(request: Request, has_negative: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The texts that are given for further encoders, one per prompt, by their argument."""
+    for name, text in request.given_others.items():
+        if has_negative or name in OTHERS:
+            yield name, per_prompt(text, ("",) * request.num_prompts)
+
+
+def _num_frames(request: Request, recipe: Recipe, inputs: Inputs | None) -> int:
+    """Those that are asked for, or the clip's."""
+    if inputs is None:
+        return recipe.num_frames if request.num_frames is None else request.num_frames
+    found = inputs.pixels.shape[2]
+    if request.num_frames not in (None, found):
+        raise ValueError(f"num_frames is {request.num_frames}, but video has {found}; leave it out, or cut the clip")
+    return found
+
+
+def _cut_frames(num_frames: int, made_frames: int) -> tuple[str, ...]:
+    if num_frames == made_frames:
+        return ()
+    return (f"num_frames {num_frames}: the model makes {made_frames}, of which the first {num_frames} are returned",)
+
+
 def _warnings(request: Request, guidance: Guidance) -> tuple[str, ...]:
     warnings: list[str] = []
-    if any(request.negative_prompts) and not guidance.needs_negative:
+    says_no = any(request.negative_prompts) or not request.other_negatives.are_empty
+    if says_no and not guidance.needs_negative:
         warnings.append("negative_prompt has no effect: this guidance makes no unconditional pass")
     for generator in used_generators(request):
         seed = generator.initial_seed()

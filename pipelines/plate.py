@@ -154,7 +154,7 @@ def save_plate(pipe: ImagePipeline, folder: Path) -> None:
         isinstance(denoiser, PlateDenoiser) and isinstance(vae, PlateVAE) and isinstance(encoder, LanguageModelEncoder)
     ):
         kinds = ", ".join(type(each).__name__ for each in (denoiser, vae, encoder))
-        raise ValueError(f"cannot save {kinds}: only pipelines whose parts are all of the {FAMILY} family can be saved")
+        raise ValueError(f"cannot save {kinds}: only loaded pipelines, or those whose parts are all {FAMILY}'s, can be")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

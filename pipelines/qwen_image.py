@@ -6,7 +6,6 @@ Source: diffusers' QwenImagePipeline, QwenImageImg2ImgPipeline and QwenImageInpa
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..core.loading import build_on_meta
@@ -16,8 +15,9 @@ from ..denoisers.guidance import ClassifierFree, Guidance, TokenNorm, Unguided
 from ..denoisers.qwen_image import MARKS, PATCH, QwenImageConfig, QwenImageDenoiser, qwen_image_key_map
 from ..encoders.base import TextEncoder
 from ..encoders.decoder import Layer, load_decoder_encoder
+from ..encoders.in_files import QWEN2_5_VL
 from ..encoders.templates import QWEN_IMAGE, QWEN_IMAGE_DROP
-from ..language.checkpoints import model_config
+from ..language.checkpoints import ModelSource, model_config
 from ..schedulers import Schedule
 from ..schedulers.flow_match import FlowMatchConfig
 from ..vae.qwen_image import load_qwen_image_vae, load_qwen_image_vae_file
@@ -30,6 +30,7 @@ from .parts import EncoderLoader, Layout, Parts
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_text, conditioning_of, limited, options_given
+from .texts import OtherTexts
 from .true_cfg import has_negative, true_cfg_warnings
 
 FAMILY = "qwen-image"
@@ -39,6 +40,7 @@ LAYOUT = Layout(
     encoders={"llm": "text_encoder"},
     tokenizers={"llm": "tokenizer"},
     marks=MARKS,
+    inside={"llm": (QWEN2_5_VL,)},
 )
 SCHEDULER = FlowMatchConfig(
     use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
@@ -93,7 +95,7 @@ class QwenImageFamily:
         return late_steps(schedule, strength)
 
     def condition(
-        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
         """The language model's last states of the prompts in their template."""
         text = limited(encoders["llm"], request)(prompts)
@@ -154,7 +156,7 @@ def pipeline_of(
 def _check_width(parts: Parts, config: QwenImageConfig) -> None:
     """Makes sure that the denoiser reads what the language model gives. ValueError otherwise."""
     folder = parts.encoders["llm"]
-    if isinstance(folder, Path) and model_config(folder).width != config.text_width:
+    if isinstance(folder, ModelSource) and model_config(folder).width != config.text_width:
         found = model_config(folder).width
         raise ValueError(f"{folder} has states of {found} channels; the transformer needs {config.text_width}")
 

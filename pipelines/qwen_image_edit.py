@@ -18,6 +18,7 @@ from torch import Tensor
 from ..denoisers.base import Conditioning
 from ..denoisers.qwen_image import EDIT_MARKS, PATCH
 from ..encoders.base import TextEncoder
+from ..encoders.in_files import QWEN2_5_VL
 from ..encoders.vision_language import Positions, VisionLanguageEncoder, load_vision_language_encoder
 from .edit import Pictures
 from .family import COMMON
@@ -27,13 +28,16 @@ from .pictures import resized, size_text
 from .qwen_image import QwenImageFamily, pipeline_of
 from .request import Request
 from .text_options import conditioning_of
+from .texts import OtherTexts
 
 FAMILY = "qwen-image-edit"
 LAYOUT = Layout(
     classes=("QwenImageEditPlusPipeline",),
     encoders={"llm": "text_encoder"},
     tokenizers={"llm": "processor"},
+    processors={"llm": "Qwen2VLProcessor"},
     marks=EDIT_MARKS,
+    inside={"llm": (QWEN2_5_VL,)},
 )
 MULTIPLE = 32  # of the sides of what is read
 LARGEST_RATIO = 100
@@ -73,11 +77,15 @@ class QwenImageEditing:
             raise ValueError(f"is {size_text(picture)}; one side may be {LARGEST_RATIO} times the other at most")
         return resized(picture, *_sides(self.read, picture))
 
+    def small(self, picture: Tensor) -> Tensor:
+        """The copy that the language model sees."""
+        return resized(picture, *_sides(self.seen, picture))
+
     def condition(
         self,
         encoders: Mapping[str, TextEncoder],
         prompts: Sequence[str],
-        second: Sequence[str],
+        others: OtherTexts,
         pictures: Sequence[Pictures],
         request: Request,
     ) -> Conditioning:
@@ -86,7 +94,7 @@ class QwenImageEditing:
         if not isinstance(encoder, VisionLanguageEncoder):
             raise ValueError(f"image: the encoder {type(encoder).__name__} reads text alone")
         distinct = {id(picture): picture for row in pictures for picture in row}
-        seen = {key: resized(picture, *_sides(self.seen, picture)) for key, picture in distinct.items()}
+        seen = {key: self.small(picture) for key, picture in distinct.items()}
         text = encoder(prompts, [[seen[id(picture)] for picture in row] for row in pictures])
         return conditioning_of(text)
 

@@ -11,7 +11,7 @@ from ..schedulers import Sampler, sampler_names
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Defaults of one model. Sizes are pixels a side; `strength` is the default for image-to-image, and for inpainting
-    where `inpaint_strength` is None."""
+    where `inpaint_strength` is None. `num_frames` of a clip, and how many are shown in a second."""
 
     width: int = 128
     height: int = 128
@@ -25,6 +25,8 @@ class Recipe:
     shift: float = 1.0
     strength: float = 0.8
     inpaint_strength: float | None = None
+    num_frames: int = 1
+    fps: int = 16
 
     @classmethod
     def from_config(cls, entries: Mapping[str, object]) -> "Recipe":

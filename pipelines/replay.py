@@ -1,5 +1,6 @@
-"""Making a picture again from the manifest in its file, and saying how close the two are."""
+"""Making a picture or a clip again from the manifest in its file, and saying how close the two are."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,32 +8,36 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy
 
+from ..denoisers.experts import PerExpert
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance, NormLimit, TokenNorm, Unguided
 from ..denoisers.skip_layers import SkipLayers
 from ..schedulers import Sampler, sampler_classes
+from .clips import LOSSY_CLIPS, Clip, read_clip, save_clip
 from .family import COMMON
-from .files import manifest_of, open_image
+from .files import open_image, read_manifest, save_image
 from .load import load
 from .manifest import Manifest, Plain, digest_input
 from .result import GRID_GAP, Result, grid
+from .texts import OTHER_NEGATIVES, OTHERS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from .arguments import PictureLists, Pictures
+    from .arguments import Clips, PictureLists, Pictures
     from .image import ImagePipeline
 
 LOSSY = ("JPEG",)
-GUIDANCES = (Unguided, ClassifierFree, Distilled, NormLimit, TokenNorm, SkipLayers)
+GUIDANCES = (Unguided, ClassifierFree, Distilled, NormLimit, TokenNorm, SkipLayers, PerExpert)
 COMPARED = ("calotype", "torch", "python", "weights", "device", "dtype", "attention", "threads", "sigmas")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """A picture made again. `manifest` is the one in the file, `again` that of the new picture.
+    """A picture or a clip made again. `manifest` is the one in the file, `again` that of the new one.
 
-    `image` is the new one and `result` the whole batch it came from; `largest_difference` to the file is in levels of
-    0..255; `remarks` say, a line each, what was not the same in the two runs, or in the file.
+    `image` is the new picture, of a clip its first frame; `clip` the new clip, if it is one; `result` the whole batch
+    it came from. `largest_difference` to the file is in levels of 0..255; `remarks` say, a line each, what was not the
+    same in the two runs, or in the file.
     """
 
     manifest: Manifest
@@ -41,11 +46,26 @@ class Replay:
     image: "Image"
     largest_difference: int
     remarks: tuple[str, ...]
+    clip: Clip | None = None
+    lossy: bool = False
 
     @property
     def bit_equal(self) -> bool:
-        """Whether every pixel is the same."""
+        """Whether every pixel is the same; of a clip in a lossy file, as when it was made, by the digest in its
+        manifest."""
+        if self.clip is not None and self.lossy:
+            return self.manifest.frames == self.again.frames
         return self.largest_difference == 0
+
+    def save(self, path: str | Path) -> tuple[Path, ...]:
+        """Writes the new picture or clip, manifest included; returns the files written. Errors as for
+        `files.save_image` and `clips.save_clip`; ValueError: nobody knows how fast the clip is shown."""
+        if self.clip is None:
+            return (save_image(self.image, path, self.again),)
+        fps = self.result.fps if self.clip.fps is None else self.clip.fps
+        if fps is None:
+            raise ValueError(f"{path}: the file that is replayed does not say how many frames are shown in a second")
+        return save_clip(self.clip.frames, path, fps=fps, manifest=self.again)
 
 
 def replay(
@@ -53,37 +73,95 @@ def replay(
     *,
     image: "Pictures | PictureLists | None" = None,
     mask_image: "Pictures | None" = None,
+    last_image: "Pictures | None" = None,
+    video: "Clips | None" = None,
     pipeline: "ImagePipeline | None" = None,
     progress: bool = False,
 ) -> Replay:
-    """Runs a picture's manifest again and compares the pixels.
+    """Runs the manifest of a picture or a clip again and compares the pixels.
 
-    `image` and `mask_image`: the inputs of an image-to-image, inpainting or editing run, the very same, one or several
-    in their order (digests are checked).
+    `image`, `mask_image`, `last_image` and `video`: the inputs of a run that was given some, the very same, one or
+    several in their order (digests are checked).
     `pipeline`: run on this one; default is to load the model that the manifest names. `progress`: a bar on stderr.
 
     Raises:
         FileNotFoundError, ValueError: no such file, no manifest, an input missing or not the same one, or a run that
         cannot be repeated from a file (precomputed latents or conditioning, a sampler or guidance of the user's own).
     """
-    picture = open_image(path)
-    manifest = manifest_of(picture, path)
-    lossy = picture.format in LOSSY
-    remarks = [f"{picture.format} is lossy: pixels in the file differ from those that were made"] if lossy else []
-    columns = _columns(manifest, picture.size, path)
-    arguments = Arguments.of(manifest, image=image, mask_image=mask_image)
-    result = arguments.run(pipeline or _load(manifest), progress=progress)
-    assert result.manifest is not None
-    images = result.pil()
-    new = grid(images, columns) if manifest.row is None else images[manifest.row]
-    return Replay(
-        manifest=manifest,
-        again=result.manifest if manifest.row is None else result.manifest.for_row(manifest.row),
-        result=result,
-        image=new,
-        largest_difference=largest_difference(new, picture),
-        remarks=(*remarks, *changes(manifest, result.manifest)),
-    )
+    manifest = read_manifest(path)
+    kind = _StoredPicture if manifest.frames is None else _StoredClip
+    stored = kind.read(manifest, Path(path))
+    arguments = Arguments.of(manifest, image=image, mask_image=mask_image, last_image=last_image, video=video)
+    return stored.compared(arguments.run(pipeline or _load(manifest), progress=progress))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _StoredPicture:
+    """A picture in a file, or a grid of several in `columns`."""
+
+    manifest: Manifest
+    picture: "Image"
+    columns: int
+
+    @classmethod
+    def read(cls, manifest: Manifest, path: Path) -> "_StoredPicture":
+        if manifest.task.endswith("-to-video"):
+            raise ValueError(f"{path}: is a sheet of frames, which cannot be replayed; the clip itself can")
+        picture = open_image(path)
+        return cls(manifest=manifest, picture=picture, columns=_columns(manifest, picture.size, path))
+
+    def compared(self, result: Result) -> Replay:
+        assert result.manifest is not None
+        row, images = self.manifest.row, result.pil()
+        new = grid(images, self.columns) if row is None else images[row]
+        format, lossy = self.picture.format, self.picture.format in LOSSY
+        remarks = [f"{format} is lossy: pixels in the file differ from those that were made"] if lossy else []
+        return Replay(
+            manifest=self.manifest,
+            again=result.manifest if row is None else result.manifest.for_row(row),
+            result=result,
+            image=new,
+            largest_difference=largest_difference(new, self.picture),
+            remarks=(*remarks, *changes(self.manifest, result.manifest)),
+            lossy=lossy,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _StoredClip:
+    """A clip in a file with `suffix`."""
+
+    manifest: Manifest
+    clip: Clip
+    suffix: str
+
+    @classmethod
+    def read(cls, manifest: Manifest, path: Path) -> "_StoredClip":
+        clip = read_clip(path)
+        frames, height, width = clip.frames.shape[:3]
+        found = f"{frames} frames of {width}x{height}"
+        made = f"{(manifest.extra or {}).get('num_frames', frames)} frames of {manifest.width}x{manifest.height}"
+        if found != made:
+            raise ValueError(f"{path}: holds {found}, its manifest says {made}: it was changed, or is a part of it")
+        return cls(manifest=manifest, clip=clip, suffix=path.suffix.lower())
+
+    def compared(self, result: Result) -> Replay:
+        from PIL import Image
+
+        assert result.manifest is not None
+        row, lossy = self.manifest.row or 0, self.suffix in LOSSY_CLIPS
+        frames = result.clips()[row]
+        remarks = [f"{self.suffix} is lossy: frames in the file differ from those that were made"] if lossy else []
+        return Replay(
+            manifest=self.manifest,
+            again=dataclasses.replace(result.manifest.for_row(row), frames=digest_input(frames)),
+            result=result,
+            image=Image.fromarray(frames[0]),
+            largest_difference=int(numpy.abs(frames.astype(numpy.int16) - self.clip.frames).max()),
+            remarks=(*remarks, *changes(self.manifest, result.manifest)),
+            clip=dataclasses.replace(self.clip, frames=frames),
+            lossy=lossy,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,22 +171,27 @@ class Arguments:
     manifest: Manifest
     sampler: Sampler
     guidance: Guidance
-    image: "Pictures | PictureLists | None"
-    mask_image: "Pictures | None"
+    inputs: "Mapping[str, Pictures | PictureLists | Clips]"
 
     @classmethod
     def of(
-        cls, manifest: Manifest, *, image: "Pictures | PictureLists | None", mask_image: "Pictures | None"
+        cls,
+        manifest: Manifest,
+        *,
+        image: "Pictures | PictureLists | None",
+        mask_image: "Pictures | None",
+        last_image: "Pictures | None" = None,
+        video: "Clips | None" = None,
     ) -> "Arguments":
         """Checks that everything is there, before anything is loaded."""
-        given = {"image": image, "mask_image": mask_image}
+        clip = read_clip(video).frames if isinstance(video, str | Path) else video
+        given = {"image": image, "mask_image": mask_image, "last_image": last_image, "video": clip}
         _check_inputs(manifest, given)
         return cls(
             manifest=manifest,
             sampler=cast(Sampler, rebuild(manifest.sampler, sampler_classes())),
             guidance=cast(Guidance, rebuild(manifest.guidance, GUIDANCES)),
-            image=image,
-            mask_image=mask_image,
+            inputs={name: value for name, value in given.items() if value is not None},
         )
 
     def run(self, pipeline: "ImagePipeline", *, progress: bool) -> Result:
@@ -116,6 +199,7 @@ class Arguments:
         manifest = self.manifest
         each = manifest.num_images_per_prompt or 1
         negative = manifest.negative_prompts
+        strength = {} if manifest.strength is None else {"strength": manifest.strength}
         return pipeline(
             list(manifest.prompts[::each]),
             negative_prompt=None if negative is None else list(negative[::each]),
@@ -126,16 +210,13 @@ class Arguments:
             sampler=self.sampler,
             guidance=self.guidance,
             seed=list(manifest.seeds),
-            image=self.image,
-            mask_image=self.mask_image,
-            strength=manifest.strength,
             progress=progress,
-            **cast(Any, _extra(manifest, pipeline.family.arguments, each)),
+            **cast(Any, {**self.inputs, **strength, **_extra(manifest, pipeline.family.arguments, each)}),
         )
 
 
 def _extra(manifest: Manifest, used: Collection[str], each: int) -> dict[str, Plain]:
-    """The arguments of the family alone; lists have an entry per picture.
+    """The arguments of the family alone; texts have an entry per picture.
 
     Raises:
         ValueError: one that the family does not use.
@@ -144,7 +225,7 @@ def _extra(manifest: Manifest, used: Collection[str], each: int) -> dict[str, Pl
     for name, value in found.items():
         if name in COMMON or name not in used:
             raise ValueError(f"not a manifest of this family: extra holds {name!r}")
-        found[name] = value[::each] if isinstance(value, list) else value
+        found[name] = value[::each] if name in (*OTHERS, *OTHER_NEGATIVES) and isinstance(value, list) else value
     return found
 
 

@@ -12,17 +12,20 @@ from ..denoisers.guidance import Guidance
 from ..language.expansion import PromptExpander
 from ..schedulers.base import Sampler, Schedule
 from .arguments import ImageArguments, check_names
+from .checks import check_conditioning
 from .result import OUTPUT_TYPES, OutputType
+from .texts import OTHER_NEGATIVES, OTHERS, OtherTexts, per_prompt
 from .values import is_instance, is_int, is_number, kind, plain
 
 if TYPE_CHECKING:
-    from .arguments import PictureLists, Pictures
+    from .arguments import Clips, PictureLists, Pictures
 
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 1000
 _NUMBERS = (
-    *("height", "width", "num_inference_steps", "num_images_per_prompt"),
-    *("guidance_scale", "true_cfg_scale", "guidance_rescale", "strength", "sigmas", "seed", "max_sequence_length"),
+    *("height", "width", "num_frames", "num_inference_steps", "num_images_per_prompt", "num_videos_per_prompt"),
+    *("guidance_scale", "guidance_scale_2", "true_cfg_scale", "guidance_rescale", "strength", "sigmas", "seed"),
+    "max_sequence_length",
     *("cfg_normalization", "cfg_truncation", "clip_skip", "original_size", "target_size", "crops_coords_top_left"),
     *("aesthetic_score", "denoising_start", "denoising_end"),
 )
@@ -35,12 +38,15 @@ class Request:
     Pictures come in prompt-major order: `num_images_per_prompt` of the first prompt, then of the second.
 
     - `prompt`: one, or several. `negative_prompt`: one for all prompts, or one per prompt; "" where none is given.
-    - `prompt_2`: another text for the model's second text encoder, one for all prompts, or one per prompt.
-    - `height`, `width`: pixels; with an `image` its own size.
+    - `prompt_2`, `prompt_3`: other texts for the model's second and third text encoder, one for all prompts, or one per
+      prompt; with a `negative_prompt` (which may be "") also `negative_prompt_2` and `negative_prompt_3`.
+    - `height`, `width`: pixels; with an `image` its own size. `num_frames`: of each clip, where the model makes clips;
+      `num_videos_per_prompt` is another name of `num_images_per_prompt` there.
     - `guidance_scale`, `guidance_rescale`: classifier-free guidance, or the value that a guidance-distilled model is
       told; `true_cfg_scale`: classifier-free guidance on top of that; or `guidance`, an object, instead of all three,
       and of Z-Image's `cfg_normalization` (a guided slope is at most so many times as long as the conditional one;
       True: 1, 0 or False: any length) and `cfg_truncation` in 0..1 (no guidance where less than 1 - it is noise).
+      `guidance_scale_2`: that of a model's second expert, where the noise is weak; the first one's where not given.
     - `max_sequence_length`: tokens that the model's language encoder reads. `clip_skip`: layers of CLIP to leave out
       for `prompt` (not for `negative_prompt`, as diffusers does).
     - `original_size`, `target_size` (height, width) and `crops_coords_top_left` (y, x): pixels that SDXL is told; its
@@ -52,14 +58,16 @@ class Request:
     - `image`: start from it (one for all, one per prompt, or one per picture): PIL, array [H, W, 3], tensor [3, H, W],
       floats in 0..1, or a file. `strength` in 0..1: how much of the schedule is run; 0 is the autoencoder's round trip.
       Models that edit look at it instead: at one picture, a list of them, or a list of lists, one for each prompt; with
-      `strength` or `mask_image` they start from the first one as well.
+      `strength` or `mask_image` they start from the first one as well. Clips begin with it, and end with `last_image`.
+    - `video`: a clip to start from, with `strength`: its frames in a list, an array [F, H, W, 3], a tensor [F, 3, H, W]
+      or a file; or a list of such clips.
     - `mask_image`: white (over a half) is painted anew, black keeps the image's pixels exactly. Same size as the image.
     - `latents` [N, C, F, h, w] or [N, C, h, w]: standard normal initial noise instead of drawing it.
     - `sigmas`: falling noise levels, or `schedule`, an object; `sampler`: an object or a name.
     - `conditioning`: encoded prompts (`Encoded.conditioning`) instead of `prompt`.
     - `expand`: a language model that rewrites each prompt first; the manifest keeps both.
-    - `output_type`: "pil", "np" (float [N, H, W, 3]), "pt" (float [N, 3, H, W]), both in 0..1, or "latent": nothing is
-      decoded.
+    - `output_type`: "pil", "np" (float [N, H, W, 3]), "pt" (float [N, 3, H, W]), both in 0..1, of clips with an axis of
+      frames after N, or "latent": nothing is decoded.
 
     Raises:
         ValueError: an argument is of the wrong type, out of range, or does not go with another one.
@@ -67,17 +75,25 @@ class Request:
 
     prompt: str | Sequence[str] | None = None
     prompt_2: str | Sequence[str] | None = None
+    prompt_3: str | Sequence[str] | None = None
     negative_prompt: str | Sequence[str] | None = None
+    negative_prompt_2: str | Sequence[str] | None = None
+    negative_prompt_3: str | Sequence[str] | None = None
     height: int | None = None
     width: int | None = None
+    num_frames: int | None = None
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
+    guidance_scale_2: float | None = None
     true_cfg_scale: float | None = None
     cfg_normalization: float | bool | None = None
     cfg_truncation: float | None = None
     guidance_rescale: float | None = None
     num_images_per_prompt: int = 1
+    num_videos_per_prompt: int | None = None
     image: "Pictures | PictureLists | None" = None
+    last_image: "Pictures | None" = None
+    video: "Clips | None" = None
     mask_image: "Pictures | None" = None
     strength: float | None = None
     max_sequence_length: int | None = None
@@ -121,6 +137,7 @@ class Request:
         values: Mapping[str, object] = vars(self)
         for name in _NUMBERS:
             object.__setattr__(self, name, plain(values[name]))
+        _merge_counts(self)
         for check in _CHECKS:
             check(self)
 
@@ -143,19 +160,24 @@ class Request:
     @property
     def negative_prompts(self) -> tuple[str, ...]:
         """One per prompt."""
-        negative = _strings(self.negative_prompt if self.negative_prompt is not None else "")
-        return (
-            negative
-            if isinstance(self.negative_prompt, Sequence) and not isinstance(self.negative_prompt, str)
-            else (negative * self.num_prompts)
-        )
+        return per_prompt(self.negative_prompt, ("",) * self.num_prompts)
 
     @property
-    def second_prompts(self) -> tuple[str, ...]:
-        """One per prompt: `prompt_2`, or the prompts themselves."""
-        if self.prompt_2 is None:
-            return self.prompts
-        return (self.prompt_2,) * self.num_prompts if isinstance(self.prompt_2, str) else tuple(self.prompt_2)
+    def other_prompts(self) -> OtherTexts:
+        """`prompt_2` and `prompt_3`, or the prompts themselves."""
+        return OtherTexts.of(self.prompts, self.prompt_2, self.prompt_3)
+
+    @property
+    def other_negatives(self) -> OtherTexts:
+        """`negative_prompt_2` and `negative_prompt_3`, or the negative prompts themselves."""
+        return OtherTexts.of(self.negative_prompts, self.negative_prompt_2, self.negative_prompt_3)
+
+    @property
+    def given_others(self) -> dict[str, str | Sequence[str]]:
+        """The texts for further text encoders that are given, by their argument."""
+        texts = (self.prompt_2, self.prompt_3, self.negative_prompt_2, self.negative_prompt_3)
+        named = zip((*OTHERS, *OTHER_NEGATIVES), texts, strict=True)
+        return {name: text for name, text in named if text is not None}
 
     @property
     def given_conditioning(self) -> Prompt | None:
@@ -183,23 +205,23 @@ def _check_prompts(request: Request) -> None:
         raise ValueError("conditioning has no rows; it takes one per prompt")
     both = request.given_conditioning
     for part in () if both is None else (both.positive, both.negative):
-        if part is not None and part.guidance is not None:
-            raise ValueError("conditioning: it holds a guidance value, which guidance_scale gives")
-    _check_second(request)
+        if part is not None:
+            check_conditioning(part)
     _check_negative(request)
+    _check_others(request)
 
 
-def _check_second(request: Request) -> None:
-    second = request.prompt_2
-    if second is None:
-        return
-    _check_strings("prompt_2", second)
-    if request.prompt is None:
-        raise ValueError("prompt_2: conditioning is given, which stands for it too; give one of the two")
-    if not isinstance(second, str) and len(second) != request.num_prompts:
-        raise ValueError(
-            f"{len(second)} texts in prompt_2 for {request.num_prompts} prompts; give one for all, or one per prompt"
-        )
+def _check_others(request: Request) -> None:
+    for name, text in request.given_others.items():
+        _check_strings(name, text)
+        if name in OTHERS and request.prompt is None:
+            raise ValueError(f"{name}: conditioning is given, which stands for it too; give one of the two")
+        if name in OTHER_NEGATIVES and request.negative_prompt is None:
+            raise ValueError(f'{name}: give a negative_prompt for the first text encoder as well; it may be ""')
+        if not isinstance(text, str) and len(text) != request.num_prompts:
+            raise ValueError(
+                f"{len(text)} texts in {name} for {request.num_prompts} prompts; give one for all, or one per prompt"
+            )
 
 
 def _check_negative(request: Request) -> None:
@@ -221,18 +243,27 @@ def _check_expand(request: Request) -> None:
         return
     if not is_instance(given, PromptExpander):
         raise ValueError(f"expand is of type {kind(given)}; it must be a language model (calotype.load_language_model)")
-    if request.prompt_2 is not None:
-        raise ValueError(
-            "expand: it rewrites the prompt alone; leave out prompt_2, so that both encoders read the result"
-        )
+    for name in (name for name in request.given_others if name in OTHERS):
+        raise ValueError(f"expand: it rewrites the prompt alone; leave out {name}: all encoders read the result")
     if request.prompt is None:
         raise ValueError("expand: conditioning is given, so that there is no prompt to rewrite; give one of the two")
+
+
+def _merge_counts(request: Request) -> None:
+    """`num_videos_per_prompt` is what it is another name of."""
+    images, videos = request.num_images_per_prompt, request.num_videos_per_prompt
+    if videos is None:
+        return
+    if images not in (1, videos):
+        raise ValueError("num_images_per_prompt and num_videos_per_prompt are the same; give one of the two")
+    object.__setattr__(request, "num_images_per_prompt", videos)
 
 
 def _check_counts(request: Request) -> None:
     for name, value in (
         ("height", request.height),
         ("width", request.width),
+        ("num_frames", request.num_frames),
         ("num_inference_steps", request.num_inference_steps),
         ("num_images_per_prompt", request.num_images_per_prompt),
         ("max_sequence_length", request.max_sequence_length),
@@ -242,6 +273,7 @@ def _check_counts(request: Request) -> None:
         if not (is_int(value) or (optional and value is None)):
             raise ValueError(f"{name} is {value!r}; it must be a whole number")
     for name, value in (
+        ("num_frames", request.num_frames),
         ("num_inference_steps", request.num_inference_steps),
         ("num_images_per_prompt", request.num_images_per_prompt),
     ):
@@ -253,7 +285,8 @@ def _check_guidance(request: Request) -> None:
     given = request.guidance
     if not (given is None or is_instance(given, Guidance)):
         raise ValueError(f"guidance is {given!r}; it must be an object such as ClassifierFree(3.0)")
-    for name in ("guidance_scale", "true_cfg_scale", "guidance_rescale", "cfg_normalization", "cfg_truncation"):
+    scales = ("guidance_scale", "guidance_scale_2", "true_cfg_scale")
+    for name in (*scales, "guidance_rescale", "cfg_normalization", "cfg_truncation"):
         value: float | None = vars(request)[name]
         if value is None:
             continue
@@ -271,8 +304,8 @@ def _check_guidance(request: Request) -> None:
 
 def _check_image(request: Request) -> None:
     if request.image is None:
-        for name, value in (("mask_image", request.mask_image), ("strength", request.strength)):
-            if value is not None:
+        for name in ("mask_image", "last_image", "strength"):
+            if vars(request)[name] is not None and not (name == "strength" and request.video is not None):
                 raise ValueError(f"{name}: it needs an image to work on; give image as well")
     strength = request.strength
     if strength is not None and not (is_number(strength) and 0 <= strength <= 1):
@@ -300,6 +333,8 @@ def _check_seeds(request: Request) -> None:
             raise ValueError(f"generator is {generator!r}; it must be a torch.Generator on the CPU, or one per picture")
     if generators is not None and len(generators) != count:
         raise ValueError(f"{len(generators)} generators for {count} pictures; it takes one per picture, or use seed")
+    if generators is not None and len({id(generator) for generator in generators}) < count:
+        raise ValueError("generator: one is given for two pictures, whose noise would be the same; give each its own")
 
 
 def _check_schedule(request: Request) -> None:
@@ -312,6 +347,8 @@ def _check_schedule(request: Request) -> None:
         raise ValueError(f"sigmas is of type {kind(sigmas)}; it must be a list of numbers")
     if sigmas is not None and not (len(sigmas) and all(is_number(value) for value in sigmas)):
         raise ValueError(f"sigmas is {list(sigmas)}; it must be a list of at least one finite number")
+    if sigmas is not None and _num_steps(sigmas) < 1:
+        raise ValueError(f"sigmas is {list(sigmas)}; it must begin with a number above 0")
     num_given = schedule.num_steps if schedule is not None else _num_steps(sigmas) if sigmas is not None else steps
     if steps is not None and steps != num_given:
         name = "schedule" if schedule is not None else "sigmas"

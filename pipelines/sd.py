@@ -4,8 +4,12 @@ Source: diffusers' StableDiffusionPipeline, StableDiffusionImg2ImgPipeline and S
 other pictures in two cases. Inpainting at strength 1 starts from noise alone there; here from the noised picture, as
 image-to-image does. PNDM with a strength below 1 begins there in the middle of a list of timesteps that holds one twice
 at its start, and so tells the model a time that is not its latents'; here it begins as a whole run does.
+
+Models that were made for inpainting read the mask and the covered picture beside their latents, and start from noise
+alone at strength 1, as there.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,19 +22,22 @@ from ..denoisers.unet_config import UNetConfig, unet_config
 from ..denoisers.unet_shapes import SD_MARKS, unet_config_of_shapes
 from ..encoders.base import TextEncoder
 from ..encoders.clip import load_clip
+from ..encoders.in_files import CLIP_L, SD_CLIP
 from ..schedulers import Schedule
 from ..vae.kl import load_kl
 from ..vae.kl_config import SD_1
 from ..vae.kl_shapes import load_kl_like
 from .base import Source
-from .discrete import BETAS, DiscreteScheduler, ScaledGuidance, refuse_further_channels
+from .discrete import DiscreteScheduler, ScaledGuidance, mask_reader, scheduler_of
 from .family import COMMON
+from .few_steps import BETAS, FewSteps
 from .folders import check_entries
 from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_text, conditioning_of, options_given, skipping
+from .texts import OtherTexts
 
 FAMILY = "sd"
 MAX_TOKENS = 77
@@ -46,6 +53,7 @@ LAYOUT = Layout(
     encoders={"clip": "text_encoder"},
     tokenizers={"clip": "tokenizer"},
     marks=SD_MARKS,
+    inside={"clip": (SD_CLIP, CLIP_L)},
     side=512,
 )
 SCHEDULER = {"_class_name": "PNDMScheduler", **BETAS, "skip_prk_steps": True, "set_alpha_to_one": False}
@@ -87,7 +95,7 @@ class SDFamily:
         return schedule.starting_at(strength)
 
     def condition(
-        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
         """CLIP's states."""
         text = skipping(encoders["clip"], request)(prompts)
@@ -105,7 +113,8 @@ class SDFamily:
 def sd_scheduler(entries: Mapping[str, object]) -> DiscreteScheduler:
     """The scheduler of these entries as diffusers' pipelines of this family take it: they set `steps_offset` to 1 and
     `clip_sample` to false, whatever the file says."""
-    return DiscreteScheduler.from_entries({**entries, "steps_offset": 1, "clip_sample": False})
+    taken = DiscreteScheduler.from_entries({**entries, "steps_offset": 1, "clip_sample": False})
+    return dataclasses.replace(taken, options=entries)
 
 
 def load_sd(parts: Parts) -> ImagePipeline:
@@ -115,8 +124,8 @@ def load_sd(parts: Parts) -> ImagePipeline:
         FileNotFoundError: a component or a file is missing. ValueError: a file is damaged, or they do not fit together.
     """
     config = parts.denoiser_config(unet_config, unet_config_of_shapes)
-    refuse_further_channels(config)
-    scheduler = parts.scheduler_config(sd_scheduler, sd_scheduler(SCHEDULER))
+    masking = mask_reader(config)
+    scheduler, few = scheduler_of(parts, sd_scheduler, SCHEDULER, config)
     check_entries(((parts.encoders["clip"], "hidden_size", config.text_width),))
     vae = parts.autoencoder(load_kl, partial(load_kl_like, preset=SD_1), channels=config.out_channels)
     prediction = scheduler.config.prediction_type
@@ -124,9 +133,10 @@ def load_sd(parts: Parts) -> ImagePipeline:
     clip = parts.encoder("clip", load_clip)
     return ImagePipeline(
         source=Source(family=FAMILY, name=parts.name, weights=parts.digests(LAYOUT)),
-        family=SDFamily(scheduler=scheduler, guide=ScaledGuidance(told=config.time_cond_proj_dim is not None)),
+        family=SDFamily(scheduler=scheduler, guide=ScaledGuidance(told=config.time_cond_proj_dim is not None, few=few)),
         ends=scheduler.ends,
-        recipe=recipe(config, scheduler, downsampling=vae.downsampling),
+        masking=masking,
+        recipe=recipe(config, scheduler, few, downsampling=vae.downsampling),
         denoiser=denoiser,
         encoders={"clip": clip},
         vae=vae,
@@ -136,10 +146,12 @@ def load_sd(parts: Parts) -> ImagePipeline:
     )
 
 
-def recipe(config: UNetConfig, scheduler: DiscreteScheduler, *, downsampling: int) -> Recipe:
-    """diffusers' defaults; `downsampling` is the autoencoder's."""
+def recipe(
+    config: UNetConfig, scheduler: DiscreteScheduler, few: FewSteps | None = None, *, downsampling: int
+) -> Recipe:
+    """diffusers' defaults, or what a distilled model was made for; `downsampling` is the autoencoder's."""
     side = (config.sample_size or DEFAULT_CELLS) * downsampling
-    return Recipe(
+    general = Recipe(
         width=side,
         height=side,
         size_multiple=downsampling,
@@ -151,3 +163,4 @@ def recipe(config: UNetConfig, scheduler: DiscreteScheduler, *, downsampling: in
         strength=0.8,
         inpaint_strength=1.0,
     )
+    return general if few is None else few.recipe(general, downsampling)

@@ -23,7 +23,9 @@ from ..denoisers.sd3 import MARKS, PATCH, SD3Config, SD3Denoiser
 from ..denoisers.sd3_keys import sd3_key_map
 from ..encoders.base import EncodedText, TextEncoder
 from ..encoders.clip import load_clip
+from ..encoders.in_files import CLIP_G, PROJECTED_CLIP_L, T5
 from ..encoders.t5 import load_t5
+from ..language.checkpoints import StoredModel
 from ..schedulers import Schedule
 from ..schedulers.flow_match import FlowMatchConfig, flow_match_schedule
 from ..vae.kl import load_kl
@@ -33,12 +35,13 @@ from .base import Source
 from .distilled import check_not_told
 from .family import COMMON, guidance_scale, num_steps
 from .flow import late_steps, size_shifted_schedule
-from .folders import check_entries, config_of
+from .folders import NAME, check_entries, config_of
 from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_pooled, check_text, limited, options_given, skipping
+from .texts import OTHER_NEGATIVES, OTHERS, OtherTexts
 from .true_cfg import begins_above_1
 
 FAMILY = "sd3"
@@ -50,10 +53,12 @@ LAYOUT = Layout(
     tokenizers={"clip": "tokenizer", "clip_2": "tokenizer_2", "t5": "tokenizer_3"},
     optional=frozenset(("text_encoder_3", "tokenizer_3")),
     marks=MARKS,
+    inside={"clip": (PROJECTED_CLIP_L,), "clip_2": (CLIP_G,), "t5": (T5,)},
 )
 SCHEDULER = FlowMatchConfig(shift=3.0)
 """That of every model, for files that have none."""
-WITHOUT_T5 = "the model has no text_encoder_3 (T5), so that long or exact descriptions are followed less well"
+NO_T5 = "the model has no text_encoder_3 (T5)"
+WITHOUT_T5 = f"{NO_T5}, so that long or exact descriptions are followed less well"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,7 @@ class SD3Family:
     @property
     def arguments(self) -> frozenset[str]:
         """All common ones, and these."""
-        return COMMON | {"prompt_2", "max_sequence_length", "clip_skip"}
+        return COMMON | {*OTHERS, *OTHER_NEGATIVES, "max_sequence_length", "clip_skip"}
 
     @property
     def draws_posterior(self) -> bool:
@@ -103,16 +108,18 @@ class SD3Family:
         return late_steps(schedule, strength)
 
     def condition(
-        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
-        """Both CLIPs' states side by side, the larger one's of the second texts, then T5's; both pooled vectors."""
+        """Both CLIPs' states side by side, the larger one's of the second texts, then T5's of the third; both pooled
+        vectors."""
+        _check_third(encoders, request)
         clip, clip_2 = (skipping(encoders[role], request) for role in ("clip", "clip_2"))
         t5 = limited(encoders["t5"], request) if "t5" in encoders else None
-        small, large = clip(prompts), clip_2(second)
+        small, large = clip(prompts), clip_2(others.second)
         if small.pooled is None or large.pooled is None or small.states.shape[1] != large.states.shape[1]:
             raise ValueError("this model reads both CLIP encoders at the same length, with pooled vectors")
         states = torch.cat((small.states, large.states), dim=-1)
-        long = self._zeros(states, request) if t5 is None else t5(prompts)
+        long = self._zeros(states, request) if t5 is None else t5(others.third)
         states = functional.pad(states, (0, long.states.shape[2] - states.shape[2]))
         return Conditioning(
             states=torch.cat((states, long.states), dim=1),
@@ -155,12 +162,16 @@ def load_sd3(parts: Parts) -> ImagePipeline:
     source = WeightSource.for_module(denoiser, parts.denoiser_files, sd3_key_map(config))  # refuses a broken file first
     vae = parts.autoencoder(load_kl, partial(load_kl_like, preset=SD_3), channels=config.latent_channels)
     clip = partial(load_clip, skipped=1, normed=False, pooled="projection")
-    encoders = {role: parts.encoder(role, clip) for role in ("clip", "clip_2")}
+    # The smaller one's vector is not projected: its projection is the identity in folders, and anything in files.
+    in_file = isinstance(parts.encoders["clip"], StoredModel)
+    small = partial(clip, projection="identity" if in_file else "stored")
+    encoders = {"clip": parts.encoder("clip", small), "clip_2": parts.encoder("clip_2", clip)}
     if "t5" in parts.encoders:
         t5 = partial(load_t5, max_tokens=MAX_TOKENS, pad_to_max=True, masked=False)
         encoders["t5"] = parts.encoder("t5", t5)
     denoiser.fill(source, device=parts.device, dtype=parts.dtype, block_device=parts.block_device)
-    distilled = any("turbo" in part.lower() for part in Path(parts.name).parts[-3:])  # its configs are large's
+    names = (parts.name, str(parts.index_entries().get(NAME, "")))
+    distilled = any("turbo" in part.lower() for name in names for part in Path(name).parts[-3:])  # configs are large's
     return ImagePipeline(
         source=Source(family=FAMILY, name=parts.name, weights=parts.digests(LAYOUT)),
         family=SD3Family(scheduler=scheduler, text_width=config.text_width, distilled=distilled),
@@ -172,6 +183,13 @@ def load_sd3(parts: Parts) -> ImagePipeline:
         device=parts.device,
         dtype=parts.dtype,
     )
+
+
+def _check_third(encoders: Mapping[str, TextEncoder], request: Request) -> None:
+    """Makes sure that texts for T5 are read. ValueError otherwise."""
+    for name, text in (("prompt_3", request.prompt_3), ("negative_prompt_3", request.negative_prompt_3)):
+        if text is not None and "t5" not in encoders:
+            raise ValueError(f"{name}: {NO_T5} to read it")
 
 
 def _check_widths(parts: Parts, config: SD3Config) -> None:

@@ -1,7 +1,8 @@
 """Stable Diffusion XL, base and refiner. No watermark is added.
 
 Source: diffusers' StableDiffusionXLPipeline, StableDiffusionXLImg2ImgPipeline and StableDiffusionXLInpaintPipeline.
-Inpainting at strength 1 starts from the noised picture, as image-to-image does; theirs starts from noise alone there.
+Inpainting at strength 1 starts from the noised picture, as image-to-image does; theirs starts from noise alone there,
+as models do here too that were made for inpainting and read the mask beside their latents.
 
 Legend: P prompts, T numbers that the model is told.
 """
@@ -22,19 +23,22 @@ from ..denoisers.unet_config import UNetConfig, unet_config
 from ..denoisers.unet_shapes import SDXL_MARKS, unet_config_of_shapes
 from ..encoders.base import EncodedText, TextEncoder
 from ..encoders.clip import load_clip
+from ..encoders.in_files import CLIP_G, CLIP_L, SDXL_CLIP, SDXL_CLIP_2
 from ..schedulers import Schedule
 from ..vae.kl import load_kl
 from ..vae.kl_config import SDXL
 from ..vae.kl_shapes import load_kl_like
 from .base import Source
-from .discrete import BETAS, DiscreteScheduler, ScaledGuidance, refuse_further_channels
+from .discrete import DiscreteScheduler, ScaledGuidance, mask_reader, scheduler_of
 from .family import COMMON
+from .few_steps import BETAS, FewSteps
 from .folders import check_entries, config_of
 from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_text, conditioning_given, options_given, skipping
+from .texts import OtherTexts
 from .values import is_int, is_number
 
 FAMILY = "sdxl"
@@ -51,6 +55,7 @@ LAYOUT = Layout(
     tokenizers={"clip": "tokenizer", "clip_2": "tokenizer_2"},
     optional=frozenset(("text_encoder", "tokenizer")),
     marks=SDXL_MARKS,
+    inside={"clip": (SDXL_CLIP, CLIP_L), "clip_2": (*SDXL_CLIP_2, CLIP_G)},
 )
 POOLED_WIDTH = 1280  # of the published models' second text encoder
 SCHEDULER = {"_class_name": "EulerDiscreteScheduler", **BETAS, "timestep_spacing": "leading"}
@@ -69,12 +74,20 @@ class SDXLFamily:
     both: bool
     empty_is_zero: bool
 
+    def index(self) -> Mapping[str, Any]:
+        """See `IndexedFamily`."""
+        return {
+            "_class_name": f"StableDiffusionXL{'Img2Img' if self.scored else ''}Pipeline",
+            "force_zeros_for_empty_prompt": self.empty_is_zero,
+            **({"requires_aesthetics_score": True} if self.scored else {}),
+        }
+
     @property
     def arguments(self) -> frozenset[str]:
         """All common ones, and these."""
         own = {"guidance_rescale", "clip_skip", "original_size", "crops_coords_top_left"}
         own |= {"denoising_start", "denoising_end", "aesthetic_score" if self.scored else "target_size"}
-        return COMMON | own | ({"prompt_2"} if self.both else set())
+        return COMMON | own | ({"prompt_2", "negative_prompt_2"} if self.both else set())
 
     @property
     def draws_posterior(self) -> bool:
@@ -104,10 +117,10 @@ class SDXLFamily:
         return schedule.starting_at(strength)
 
     def condition(
-        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
         """Both encoders' states side by side, the larger one's of the second texts; the larger one's pooled vector."""
-        large = skipping(encoders["clip_2"], request)(second)
+        large = skipping(encoders["clip_2"], request)(others.second)
         parts = (skipping(encoders["clip"], request)(prompts), large) if self.both else (large,)
         if large.pooled is None or len({part.states.shape[1] for part in parts}) > 1:
             raise ValueError("this model reads its text encoders at one length, and a pooled vector of the second")
@@ -159,9 +172,10 @@ def load_sdxl(parts: Parts) -> ImagePipeline:
         FileNotFoundError: a component or a file is missing. ValueError: a file is damaged, or they do not fit together.
     """
     config = parts.denoiser_config(unet_config, unet_config_of_shapes)
-    refuse_further_channels(config)
-    scheduler = parts.scheduler_config(DiscreteScheduler.from_entries, DiscreteScheduler.from_entries(SCHEDULER))
-    told = config.pooled_width(NUM_TIME_IDS[True]) == POOLED_WIDTH
+    masking = mask_reader(config)
+    scheduler, few = scheduler_of(parts, DiscreteScheduler.from_entries, SCHEDULER, config)
+    pooled = (config_of(parts.encoders["clip_2"]) or {}).get("projection_dim", POOLED_WIDTH)
+    told = config.pooled_width(NUM_TIME_IDS[True]) == pooled
     scored = _switch(parts, "requires_aesthetics_score", default=parts.folder is None and told)
     _check_parts(parts, config, scored)
     vae = parts.autoencoder(load_kl, partial(load_kl_like, preset=SDXL), channels=config.out_channels)
@@ -173,7 +187,7 @@ def load_sdxl(parts: Parts) -> ImagePipeline:
         encoders["clip"] = parts.encoder("clip", clip)
     family = SDXLFamily(
         scheduler=scheduler,
-        guide=ScaledGuidance(told=config.time_cond_proj_dim is not None),
+        guide=ScaledGuidance(told=config.time_cond_proj_dim is not None, few=few),
         scored=scored,
         both="clip" in encoders,
         empty_is_zero=_switch(parts, "force_zeros_for_empty_prompt", default=parts.folder is not None or not scored),
@@ -182,7 +196,8 @@ def load_sdxl(parts: Parts) -> ImagePipeline:
         source=Source(family=FAMILY, name=parts.name, weights=parts.digests(LAYOUT)),
         family=family,
         ends=scheduler.ends,
-        recipe=recipe(config, scheduler, downsampling=vae.downsampling),
+        masking=masking,
+        recipe=recipe(config, scheduler, few, downsampling=vae.downsampling),
         denoiser=denoiser,
         encoders=encoders,
         vae=vae,
@@ -192,10 +207,12 @@ def load_sdxl(parts: Parts) -> ImagePipeline:
     )
 
 
-def recipe(config: UNetConfig, scheduler: DiscreteScheduler, *, downsampling: int) -> Recipe:
-    """diffusers' defaults; `downsampling` is the autoencoder's."""
+def recipe(
+    config: UNetConfig, scheduler: DiscreteScheduler, few: FewSteps | None = None, *, downsampling: int
+) -> Recipe:
+    """diffusers' defaults, or what a distilled model was made for; `downsampling` is the autoencoder's."""
     side = (config.sample_size or DEFAULT_CELLS) * downsampling
-    return Recipe(
+    general = Recipe(
         width=side,
         height=side,
         size_multiple=downsampling,
@@ -207,6 +224,7 @@ def recipe(config: UNetConfig, scheduler: DiscreteScheduler, *, downsampling: in
         strength=0.3,
         inpaint_strength=0.9999,
     )
+    return general if few is None else few.recipe(general, downsampling)
 
 
 def _check_told(request: Request) -> None:
@@ -252,5 +270,11 @@ def _check_parts(parts: Parts, config: UNetConfig, scored: bool) -> None:
     large, first = parts.encoders["clip_2"], parts.encoders.get("clip")
     small = config_of(first) if first is not None else {"hidden_size": 0}
     check_entries(((large, "projection_dim", config.pooled_width(NUM_TIME_IDS[scored])),))
+    entries = config_of(large)
+    if first is None and entries is not None and entries.get("hidden_size") != config.text_width:
+        raise ValueError(
+            f"the text encoder 'clip' is missing (encoders={{'clip': folder}}): {parts.denoiser} reads states of "
+            f"{config.text_width}, 'clip_2' gives {entries.get('hidden_size')}; a refiner alone does without"
+        )
     if small is not None:
         check_entries(((large, "hidden_size", config.text_width - int(small.get("hidden_size", 0))),))

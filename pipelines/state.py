@@ -5,16 +5,18 @@ from pathlib import Path
 from ..core.checkpoint import read_header
 from ..core.whole_file import whole_file
 from ..schedulers.base import State
+from .checks import check_kind
 
 
 def save_state(state: State, path: str | Path) -> Path:
     """Writes a state as safetensors; the file appears whole or not at all.
 
     Raises:
-        FileNotFoundError: the folder does not exist. OSError: it cannot be written to.
+        ValueError: not a state. FileNotFoundError: the folder does not exist. OSError: it cannot be written to.
     """
     from safetensors.torch import save
 
+    check_kind("state", state, State, "the state of a step (step.state)")
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent}: no such folder to write to")

@@ -103,9 +103,9 @@ class Walk:
         return plan.guidance.bind(self.denoiser, self.encoded.prompt, run)
 
     def _kept(self, drawn: Tensor) -> Kept | None:
-        """What the mask does not repaint, None where there is none."""
+        """What the mask does not repaint; None where there is none, or the model is told it."""
         encoded, last = self.encoded, self.encoded.plan.full_schedule.points[-1]
-        if encoded.mask is None or encoded.source is None:
+        if encoded.mask is None or encoded.source is None or encoded.beside is not None:
             return None
         return Kept(
             x0=encoded.source,

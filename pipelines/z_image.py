@@ -22,9 +22,11 @@ from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
 from ..denoisers.base import Conditioning
 from ..denoisers.guidance import ClassifierFree, Guidance, NormLimit, Unguided
-from ..denoisers.z_image import MARKS, PATCH, ZImageConfig, ZImageDenoiser, z_image_key_map
+from ..denoisers.z_image import MARKS, PATCH, ZImageConfig, ZImageDenoiser
+from ..denoisers.z_image_keys import z_image_key_map
 from ..encoders.base import TextEncoder
 from ..encoders.decoder import Layer, load_decoder_encoder
+from ..encoders.in_files import QWEN3
 from ..encoders.templates import Z_IMAGE
 from ..schedulers import Schedule
 from ..schedulers.flow_match import FlowMatchConfig
@@ -41,6 +43,7 @@ from .parts import EncoderLoader, Layout, Parts
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_text, conditioning_of, limited, options_given
+from .texts import OtherTexts
 
 FAMILY = "z_image"
 LAYOUT = Layout(
@@ -48,6 +51,7 @@ LAYOUT = Layout(
     encoders={"llm": "text_encoder"},
     tokenizers={"llm": "tokenizer"},
     marks=MARKS,
+    inside={"llm": QWEN3},
 )
 SCHEDULERS = {True: FlowMatchConfig(shift=3.0), False: FlowMatchConfig(shift=6.0)}
 """Turbo's and base's, for files that have none."""
@@ -108,7 +112,7 @@ class ZImageFamily:
         return late_steps(schedule, strength)
 
     def condition(
-        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], second: Sequence[str], request: Request
+        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
         """The language model's states."""
         text = limited(encoders["llm"], request)(prompts)

@@ -16,6 +16,7 @@ from .samplers import (
     Euler,
     EulerAncestral,
     Heun,
+    UniPC,
     sampler_by_name,
     sampler_classes,
     sampler_names,
@@ -28,6 +29,7 @@ from .schedules import (
     flow_schedule_from_sigmas,
     shift_sigma,
 )
+from .unipc import UniPCConfig, unipc_schedule
 
 __all__ = [
     "DDIM",
@@ -49,6 +51,8 @@ __all__ = [
     "Slope",
     "State",
     "Step",
+    "UniPC",
+    "UniPCConfig",
     "discrete_schedule",
     "even_sigmas",
     "exploding_schedule",
@@ -68,4 +72,5 @@ __all__ = [
     "sampler_names",
     "scheduler_names",
     "shift_sigma",
+    "unipc_schedule",
 ]

@@ -28,7 +28,7 @@ DiscreteName = Literal[
     "DPMSolverMultistepScheduler",
     "LCMScheduler",
 ]
-Prediction = Literal["epsilon", "v_prediction"]
+Prediction = Literal["epsilon", "v_prediction", "sample"]
 FinalSigma = Literal["zero", "sigma_min"]
 
 DISCRETE: tuple[DiscreteName, ...] = get_args(DiscreteName)
@@ -67,6 +67,10 @@ class DiscreteConfig:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        if self.num_train_timesteps < 1:
+            raise ValueError(f"num_train_timesteps must be at least 1, got {self.num_train_timesteps}")
+        if min(self.beta_start, self.beta_end) < 0:
+            raise ValueError(f"betas lie between 0 and 1, got {min(self.beta_start, self.beta_end):g}")
         check_betas(self.betas())
         if self.trained_betas is not None and len(self.trained_betas) != self.num_train_timesteps:
             raise ValueError(f"{len(self.trained_betas)} trained_betas for {self.num_train_timesteps} timesteps")

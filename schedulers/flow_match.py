@@ -80,6 +80,12 @@ class FlowMatchConfig:
             spread=read.spread(),
         )
 
+    def entries(self) -> dict[str, object]:
+        """Those of a scheduler_config.json."""
+        options = {name: value for name, value in vars(self).items() if name != "spread"}
+        spread = {} if self.spread is None else {f"use_{self.spread}_sigmas": True}
+        return {"_class_name": FLOW_MATCH, **options, **spread}
+
 
 def flow_match_schedule(
     config: FlowMatchConfig,

@@ -1,5 +1,6 @@
 """Stand-ins for trained parts: an analytic denoiser, a text encoder, an autoencoder, and a pipeline of them."""
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from calotype.denoisers.base import Conditioning
 from calotype.denoisers.guidance import Unguided
 from calotype.encoders.base import EncodedText
 from calotype.pipelines.base import Source
+from calotype.pipelines.family import PlainFamily
 from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.manifest import Manifest
 from calotype.pipelines.recipe import Recipe
@@ -139,6 +141,21 @@ def fake_pipeline() -> ImagePipeline:
         vae=FakeVAE(),
         attention=selector(),
     )
+
+
+@dataclass(frozen=True)
+class ClipFamily(PlainFamily):
+    """A family that makes clips."""
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        return super().arguments | {"num_frames"}
+
+
+def fake_clip_pipeline() -> ImagePipeline:
+    """Clips of 3 frames, 8 in a second."""
+    recipe = Recipe(width=32, height=32, num_inference_steps=2, num_frames=3, fps=8)
+    return dataclasses.replace(fake_pipeline(), family=ClipFamily(), recipe=recipe)
 
 
 def _word(word: str) -> Tensor:

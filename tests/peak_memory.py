@@ -1,8 +1,15 @@
-"""How much memory loading takes, in a process of its own."""
+"""How much memory something takes: loading, in a process of its own, or operations, by the tensors that they make."""
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 PEAK = """
 import re, sys, threading
@@ -48,3 +55,33 @@ def check_peak(path: Path) -> None:
         peak, weights, samples = (float(word) for word in line.split())
         assert samples > 5 and weights == expected
         assert weights * 0.9 <= peak <= weights + weights / 6 + 8  # MiB; the promise allows 100, another copy takes 36
+
+
+class Alive(TorchDispatchMode):
+    """Inside it, `peak` is the most bytes that tensors made there have held at once after any operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._now = 0
+        self._held: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+        taken = {tensor.untyped_storage().data_ptr() for tensor in given}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in taken:
+                self._count(tensor.untyped_storage())
+        self.peak = max(self.peak, self._now)
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        place, size = storage.data_ptr(), storage.nbytes()
+        if place in self._held or size == 0:
+            return
+        self._now += size
+        self._held[place] = weakref.finalize(storage, self._freed, place, size)
+
+    def _freed(self, place: int, size: int) -> None:
+        self._now -= size
+        del self._held[place]

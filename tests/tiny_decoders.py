@@ -1,6 +1,7 @@
 """Tiny random decoder language models, with and without eyes, and tokenizers for them, in transformers' layout."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from tiny_text_encoders import WORDS, randomised
@@ -124,8 +125,9 @@ def mistral3(tokenizer: Any, **sizes: Any) -> Any:
     return randomised(Mistral3ForConditionalGeneration(config))
 
 
-def qwen_vl(tokenizer: Any, **vision: Any) -> Any:
-    """The text encoder of Qwen-Image: three-axis positions, windows in most blocks of the vision tower."""
+def qwen_vl(tokenizer: Any, text: Mapping[str, Any] | None = None, **vision: Any) -> Any:
+    """The text encoder of Qwen-Image: three-axis positions, windows in most blocks of the vision tower. Other sizes of
+    its text model in `text`."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     rope = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 1, 2]}
@@ -143,7 +145,7 @@ def qwen_vl(tokenizer: Any, **vision: Any) -> Any:
     }
     ids = tokenizer.convert_tokens_to_ids
     config = Qwen2_5_VLConfig(
-        text_config=_sizes(tokenizer, rope_parameters=rope),
+        text_config=_sizes(tokenizer, **{"rope_parameters": rope, **(text or {})}),
         vision_config=sight | vision,
         image_token_id=ids("<|image_pad|>"),
         video_token_id=ids("<|video_pad|>"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from tiny_decoders import READS, QwenVLProcessor, qwen_tokenizer, qwen_vl
+from tiny_wan_vae import randomised_vae
 
 VAE: dict[str, Any] = {
     "base_dim": 6,
@@ -22,14 +23,7 @@ def qwen_image_vae(**changes: Any) -> Any:
     """diffusers' autoencoder; 4 pixels a latent cell."""
     from diffusers import AutoencoderKLQwenImage
 
-    model = AutoencoderKLQwenImage(**{**VAE, **changes})
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            scale = 0.9 * parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.2
-            parameter.copy_(1 + 0.2 * noise if name.endswith("gamma") else scale * noise)
-    return model.requires_grad_(False).eval()
+    return randomised_vae(AutoencoderKLQwenImage(**{**VAE, **changes}))
 
 
 def save_vae(folder: Path, **changes: Any) -> Any:

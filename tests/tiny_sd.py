@@ -28,12 +28,12 @@ def scheduler(name: str) -> Any:
     return getattr(diffusers, kind)(**options)
 
 
-def sd_pipeline(folder: Path) -> Any:
-    """Stable Diffusion's kind, with PNDM, also saved to the folder."""
+def sd_pipeline(folder: Path, **sizes: Any) -> Any:
+    """Stable Diffusion's kind, with PNDM, also saved to the folder; `sizes` are the UNet's."""
     from diffusers import StableDiffusionPipeline
 
     pipe = StableDiffusionPipeline(
-        unet=tiny_unet.unet(tiny_unet.SD_1),
+        unet=tiny_unet.unet({**tiny_unet.SD_1, **sizes}),
         vae=vae(0.7),
         text_encoder=clip_model(projection=False),
         tokenizer=clip_tokenizer(),
@@ -45,12 +45,12 @@ def sd_pipeline(folder: Path) -> Any:
     return _saved(pipe, folder)
 
 
-def sdxl_pipeline(folder: Path, *, refiner: bool = False) -> Any:
-    """XL's kind, base or refiner, with Euler's method, also saved to the folder."""
+def sdxl_pipeline(folder: Path, *, refiner: bool = False, **sizes: Any) -> Any:
+    """XL's kind, base or refiner, with Euler's method, also saved to the folder; `sizes` are the UNet's."""
     from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline
 
     parts = {
-        "unet": tiny_unet.unet(tiny_unet.REFINER if refiner else tiny_unet.SDXL, seed=int(refiner)),
+        "unet": tiny_unet.unet({**(tiny_unet.REFINER if refiner else tiny_unet.SDXL), **sizes}, seed=int(refiner)),
         "vae": vae(0.6),
         "text_encoder": None if refiner else clip_model(projection=False),
         "tokenizer": None if refiner else clip_tokenizer(),

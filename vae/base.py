@@ -3,6 +3,7 @@
 Legend: B rows, C latent channels, F frames, H W pixels, h w latent cells.
 """
 
+from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -29,4 +30,21 @@ class Autoencoder(Protocol):
 
     def decode(self, latents: Tensor) -> Tensor:
         """Pixels [B, 3, F, H, W], about -1..1, of latents [B, C, F, h, w]."""
+        ...
+
+
+@runtime_checkable
+class VideoAutoencoder(Autoencoder, Protocol):
+    """One whose latents have fewer frames than its clips: the first frame is a latent frame of its own, each group of
+    frames after it another. A clip of n latent frames has 1 + (n - 1) * `temporal_downsampling` frames."""
+
+    @property
+    def temporal_downsampling(self) -> int:
+        """Frames in a group."""
+        ...
+
+    def stream_decode(self, latents: Tensor) -> Iterator[Tensor]:
+        """What `decode` gives, group by group of frames as they are ready, in memory that does not grow with the clip.
+
+        Raises at once what `decode` raises."""
         ...

@@ -22,6 +22,7 @@ from ..core.copies import moved
 from ..core.diffusers_config import POSITIVE, SIZES, checked, made, read_config
 from ..core.key_map import KeyMap, Layout, Rule
 from ..core.loading import build_on_meta, load_weights
+from ..core.saving import Component, Weight
 from ..core.shapes import Shapes
 from .kl import KLAutoencoder
 from .kl_config import CLASS_NAME, KLConfig, kl_config
@@ -79,17 +80,37 @@ class Flux2KLConfig:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Flux2Autoencoder:
-    """Maps pictures in -1..1 to normalised latents and back; see `KLAutoencoder`, whose options hold. `mean` and `std`
-    [C] are float32 whatever the dtype of the weights."""
+    """Maps pictures in -1..1 to normalised latents and back; see `KLAutoencoder`, whose options hold. `mean` and
+    `variance` [C] are float32 whatever the dtype of the weights."""
 
     kl: KLAutoencoder
     mean: Tensor
-    std: Tensor
+    variance: Tensor
+    norm_eps: float
 
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> "Flux2Autoencoder":
         """A copy elsewhere."""
         kl = moved(self.kl, device, dtype)
-        return dataclasses.replace(self, kl=kl, mean=self.mean.to(device), std=self.std.to(device))
+        return dataclasses.replace(self, kl=kl, mean=self.mean.to(device), variance=self.variance.to(device))
+
+    @property
+    def std(self) -> Tensor:
+        """What latents are divided by, [C] float32."""
+        return torch.sqrt(self.variance + self.norm_eps)
+
+    @property
+    def config(self) -> tuple[KLConfig, float]:
+        """The sizes of encoder and decoder, and what is added to the variance."""
+        return self.kl.config, self.norm_eps
+
+    def component(self) -> Component:
+        """See `Saveable`; the number of batches that the statistics were counted in, which nothing reads, is 0."""
+        kl = self.kl.component()
+        counted = {"running_mean": self.mean, "running_var": self.variance, "num_batches_tracked": torch.tensor(0)}
+        weights = {
+            f"bn.{name}": Weight(shape=tuple(x.shape), dtype=x.dtype, read=x.clone) for name, x in counted.items()
+        }
+        return Component(entries={**kl.entries, "batch_norm_eps": self.norm_eps}, weights={**kl.weights, **weights})
 
     @property
     def latent_channels(self) -> int:
@@ -192,7 +213,8 @@ def _loaded(
     return Flux2Autoencoder(
         kl=KLAutoencoder(module=module, config=config.kl, tiling=tiling, slicing=slicing),
         mean=counted.running_mean,
-        std=torch.sqrt(counted.running_var + config.norm_eps),
+        variance=counted.running_var,
+        norm_eps=config.norm_eps,
     )
 
 

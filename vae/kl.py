@@ -5,10 +5,11 @@ Legend: B rows, C latent channels, H W pixels, h w latent cells; a picture is a 
 
 import copy
 import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,10 @@ from ..core.component_files import component_weights
 from ..core.copies import moved
 from ..core.diffusers_config import made
 from ..core.loading import build_on_meta, load_weights
+from ..core.saving import Component, weights_of
 from .kl_config import CLASS_NAME, KLConfig, read_kl_config
 from .kl_keys import kl_key_map
-from .tiling import Tiling, tiled
+from .tiling import InParts, Tiling
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,24 +59,27 @@ class KLAutoencoder:
         """Pixels a side per latent cell."""
         return self.config.downsampling
 
+    def component(self) -> Component:
+        """See `Saveable`; the config is that of diffusers' module.
+
+        Raises:
+            ValueError: there is a tiling, which changes what is decoded and is in no file.
+        """
+        return autoencoder_component(self.module, self.tiling)
+
     def encode(self, pixels: Tensor, noise: Tensor | None = None) -> Tensor:
         """Latents [B, C, 1, h, w] of pixels [B, 3, 1, H, W]: the posterior's mean, or mean + std * `noise`.
 
         Raises ValueError for pixels or noise of another shape, sides that are no multiple of the downsampling, or
         numbers that are not floating-point.
         """
-        mean, std = self.posterior(pixels)
-        if noise is None:
-            return mean
-        if noise.shape != mean.shape:
-            raise ValueError(f"noise has shape {list(noise.shape)}; the latents have {list(mean.shape)}")
-        return mean + std * noise.to(mean)
+        return drawn_latents(*self.posterior(pixels), noise)
 
     def posterior(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [B, C, 1, h, w], normalised, of the latents of pixels. Raises as `encode`."""
         _check("pixels", pixels, self.config.in_channels)
         for side, length in (("height", pixels.shape[3]), ("width", pixels.shape[4])):
-            _check_side(side, length, self.downsampling)
+            check_side(side, length, self.downsampling)
         encoder = self._half("encoder", "quant_conv" if self.config.use_quant_conv else None)
         moments = self._in_parts(encoder, pixels[:, :, 0], unit_in=self.downsampling, unit_out=1)
         mean, log_variance = moments[:, :, None].chunk(2, dim=1)
@@ -104,15 +109,9 @@ class KLAutoencoder:
 
     def _in_parts(self, network: nn.Module, x: Tensor, *, unit_in: int, unit_out: int) -> Tensor:
         """The network's result in float32, row by row and tile by tile as the options say."""
-        tiling, dtype = self.tiling, _dtype(network)
-
-        def whole(part: Tensor) -> Tensor:
-            return network(part.to(dtype)).float()
-
-        def row(part: Tensor) -> Tensor:
-            return whole(part) if tiling is None else tiled(whole, part, tiling, unit_in=unit_in, unit_out=unit_out)
-
-        return torch.cat([row(part) for part in x.split(1)]) if self.slicing and len(x) > 1 else row(x)
+        dtype = _dtype(network)
+        parts = InParts(tiling=self.tiling, slicing=self.slicing, unit_in=unit_in, unit_out=unit_out)
+        return parts(lambda part: network(part.to(dtype)).float(), x)
 
 
 def load_kl(
@@ -179,6 +178,26 @@ def _build(config: KLConfig) -> nn.Module:
     return made(CLASS_NAME, lambda: build_on_meta(lambda: build(**config.entries())))
 
 
+def drawn_latents(mean: Tensor, std: Tensor, noise: Tensor | None) -> Tensor:
+    """A posterior's mean, or mean + std * `noise`. Raises ValueError for noise of another shape."""
+    if noise is None:
+        return mean
+    if noise.shape != mean.shape:
+        raise ValueError(f"noise has shape {list(noise.shape)}; the latents have {list(mean.shape)}")
+    return mean + std * noise.to(mean)
+
+
+def autoencoder_component(module: nn.Module, tiling: Tiling | None) -> Component:
+    """The folder of an autoencoder of diffusers.
+
+    Raises:
+        ValueError: there is a tiling, which changes what is decoded and is in no file.
+    """
+    if tiling is not None:
+        raise ValueError(f"its tiling is {tiling}, which a folder does not hold")
+    return Component(entries=json.loads(cast(Any, module).to_json_string()), weights=weights_of(module))
+
+
 def _dtype(module: nn.Module) -> torch.dtype:
     return next(module.parameters()).dtype
 
@@ -203,7 +222,8 @@ def _check(name: str, x: Tensor, channels: int) -> None:
         raise ValueError(f"{name} are {x.dtype}; they must be floating-point numbers")
 
 
-def _check_side(side: str, length: int, multiple: int) -> None:
+def check_side(side: str, length: int, multiple: int) -> None:
+    """Refuse a side that is no multiple with a ValueError that names both neighbours."""
     if length % multiple:
         below = length // multiple * multiple
         nearest = f"{below + multiple}" if below == 0 else f"{below} or {below + multiple}"

@@ -1,6 +1,6 @@
 """Large pictures in overlapping tiles, blended linearly, so that a network's memory is that of one tile.
 
-Legend: N rows, C channels, H W places of a grid whose cells are `unit` places a side.
+Legend: N rows, C channels and, in clips, frames, H W places of a grid whose cells are `unit` places a side.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,10 +44,40 @@ class Tiling:
         return tuple((start, start + self.size) for start in starts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class InParts:
+    """How a network is run over pictures or clips: row by row with `slicing`, tile by tile with a `tiling`. Units are
+    those of `tiled`."""
+
+    tiling: Tiling | None
+    slicing: bool
+    unit_in: int
+    unit_out: int
+
+    def __call__(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """`run(x)`, part by part in an order that x's shape alone decides; the result of one part is that itself."""
+        return torch.cat([self._row(run, row) for row in x.split(1)]) if self._rows(x) > 1 else self._row(run, x)
+
+    def count(self, x: Tensor) -> int:
+        """How often `run` is called for x."""
+        if self.tiling is None:
+            return self._rows(x)
+        rows, columns = (len(self.tiling.spans(side // self.unit_in)) for side in x.shape[-2:])
+        return self._rows(x) * rows * columns
+
+    def _rows(self, x: Tensor) -> int:
+        return len(x) if self.slicing else 1
+
+    def _row(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if self.tiling is None:
+            return run(x)
+        return tiled(run, x, self.tiling, unit_in=self.unit_in, unit_out=self.unit_out)
+
+
 def tiled(run: Callable[[Tensor], Tensor], x: Tensor, tiling: Tiling, *, unit_in: int, unit_out: int) -> Tensor:
     """`run(x)` tile by tile; a picture of one tile is `run(x)` itself, bit-equal.
 
-    x [N, C, h * unit_in, w * unit_in] gives [N, C', h * unit_out, w * unit_out], as `run` does.
+    x [N, C, ..., h * unit_in, w * unit_in] gives [N, C', ..., h * unit_out, w * unit_out], as `run` does.
     """
     rows, columns = tiling.spans(x.shape[-2] // unit_in), tiling.spans(x.shape[-1] // unit_in)
     if len(rows) == len(columns) == 1:

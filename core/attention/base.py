@@ -69,6 +69,20 @@ class AttentionMask:
             self._dense[key] = self._build(num_queries, num_keys, device)
         return self._dense[key]
 
+    def bias(self, num_queries: int, num_keys: int, scores: torch.dtype, device: torch.device) -> Tensor | None:
+        """`dense` as what is added to scores of this dtype: 0 where a key is seen, else -inf."""
+        mask = self.dense(num_queries, num_keys, device)
+        if mask is None:
+            return None
+        key = (num_queries, num_keys, scores, device)
+        if key not in self._biases:
+            self._biases[key] = torch.zeros_like(mask, dtype=scores).masked_fill_(~mask, -torch.inf)
+        return self._biases[key]
+
+    @cached_property
+    def _biases(self) -> dict[tuple[int, int, torch.dtype, torch.device], Tensor]:
+        return {}
+
     @cached_property
     def _dense(self) -> dict[tuple[int, int, torch.device], Tensor | None]:
         return {}

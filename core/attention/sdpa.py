@@ -3,7 +3,6 @@
 Legend: B rows, H query heads, Hkv key/value heads, L queries, Lk keys, Dh width of a head.
 """
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -31,7 +30,7 @@ class SDPAAttention:
             call.queries,
             call.keys,
             call.values,
-            attn_mask=None if plainly_causal else call.mask.dense(num_queries, num_keys, call.queries.device),
+            attn_mask=None if plainly_causal else _bias(call),
             is_causal=plainly_causal,
             scale=call.scale,
             enable_gqa=heads != kv_heads,
@@ -41,11 +40,16 @@ class SDPAAttention:
 def _one_query(call: AttentionCall, kv_heads: int) -> Tensor:
     """Query heads that share keys stand as queries of one head, since torch would copy the keys for each of them."""
     rows, heads, _, width = call.queries.shape
-    queries = call.queries.reshape(rows, kv_heads, heads // kv_heads, width)
-    mask = call.mask.dense(1, call.keys.shape[2], call.queries.device)
-    if rows == 1 and mask is None and queries.device.type == "cpu" and queries.dtype is torch.float32:
-        # so little work that the fused kernel takes longer to begin
-        scores = torch.bmm(queries[0] * call.scale, call.keys[0].transpose(1, 2))
-        return torch.bmm(scores.softmax(-1), call.values[0]).view(1, heads, 1, width)
-    out = functional.scaled_dot_product_attention(queries, call.keys, call.values, attn_mask=mask, scale=call.scale)
+    out = functional.scaled_dot_product_attention(
+        call.queries.reshape(rows, kv_heads, heads // kv_heads, width),
+        call.keys,
+        call.values,
+        attn_mask=_bias(call),
+        scale=call.scale,
+    )
     return out.reshape(rows, heads, 1, width)
+
+
+def _bias(call: AttentionCall) -> Tensor | None:
+    """As torch would make it of a mask of booleans, but once for all blocks."""
+    return call.mask.bias(call.queries.shape[2], call.keys.shape[2], call.queries.dtype, call.queries.device)

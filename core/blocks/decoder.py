@@ -80,7 +80,7 @@ class DecoderBlock(nn.Module):
         h = self.attention_norm(x)
         h = self.attention(h if around is None else around[0].before(h), prepared, cache, i)
         h = self.attention_post_norm(h) if self.sandwich else h
-        x = x + (h if around is None else around[0].after(h))
+        x = prepared.kept(x) + (h if around is None else around[0].after(h))
         h = self.mlp_norm(x)
         h = self._feed(h if around is None else around[1].before(h), prepared, i)
         h = self.mlp_post_norm(h) if self.sandwich else h
@@ -112,16 +112,16 @@ class SelfAttention(nn.Module):
         self.key_norm = config.head_norm()
 
     def forward(self, x: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
-        """[B, L, D] to [B, L, D]."""
+        """[B, L, D] to [B, L, D], or to those of them that are kept."""
         rows, length, _ = x.shape
-        here, num_queries, num_turned = prepared.of(i), self.config.heads, self.config.heads + self.config.kv_heads
-        heads = self.qkv(x).view(rows, length, -1, self.config.head_width).transpose(1, 2)
-        turned = heads[:, :num_turned]  # queries and keys turn together
-        if self.config.qk_norm:
-            queries, keys = turned[:, :num_queries], turned[:, num_queries:]
+        here, config = prepared.of(i), self.config
+        apart = (config.heads, config.kv_heads)
+        heads = self.qkv(x).view(rows, length, -1, config.head_width).transpose(1, 2)
+        turned, values = heads.split((sum(apart), config.kv_heads), dim=1)  # queries and keys turn together
+        if config.qk_norm:
+            queries, keys = turned.split(apart, dim=1)
             turned = torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=1)
-        turned = apply_rotary(turned, here.rotary)
-        queries, keys = turned[:, :num_queries], turned[:, num_queries:]
-        keys, values = cache.update(i, keys, heads[:, num_turned:])
+        queries, keys = apply_rotary(turned, here.rotary).split(apart, dim=1)
+        keys, values = cache.update(i, keys, values)
         call = AttentionCall(queries=queries, keys=keys, values=values, mask=here.mask, scale=self.scale)
-        return self.output(prepared.attention(call).transpose(1, 2).reshape(rows, length, -1))
+        return self.output(prepared.kept(prepared.attention(call).transpose(1, 2).reshape(rows, length, -1)))

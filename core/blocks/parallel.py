@@ -4,6 +4,8 @@ blocks of FLUX.1 and FLUX.2).
 Legend: B rows, L tokens, D width.
 """
 
+from typing import cast
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -39,16 +41,12 @@ class ParallelBlock(nn.Module):
 
     def _attended(self, h: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
         """Attention of the tokens [B, L, D] to each other, [B, L, D]."""
-        rows = 3 * self.config.width
-        bias = None if self.inner.bias is None else self.inner.bias[:rows]
-        qkv = functional.linear(h, self.inner.weight[:rows], bias)
+        qkv = _rows_of(self.inner, slice(None, 3 * self.config.width), h)
         return attend(*split_heads(qkv, self.config.heads, self.query_norm, self.key_norm), prepared, cache, i)
 
     def _hidden(self, h: Tensor) -> Tensor:
         """The MLP's hidden values, [B, L, D] to [B, L, hidden]."""
-        rows = 3 * self.config.width
-        bias = None if self.inner.bias is None else self.inner.bias[rows:]
-        return self.config.mlp.activated(functional.linear(h, self.inner.weight[rows:], bias))
+        return self.config.mlp.activated(_rows_of(self.inner, slice(3 * self.config.width, None), h))
 
     def _joined(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """output([attended, hidden]), which are never put side by side: [B, L, D]."""
@@ -57,3 +55,9 @@ class ParallelBlock(nn.Module):
         rest = self.output.weight[:, width:]
         out.flatten(0, 1).addmm_(hidden.flatten(0, 1), rest.T)
         return out
+
+
+def _rows_of(layer: nn.Linear, rows: slice, h: Tensor) -> Tensor:
+    """Some of a linear layer's outputs."""
+    bias = cast("Tensor | None", layer.bias)
+    return functional.linear(h, layer.weight[rows], None if bias is None else bias[rows])

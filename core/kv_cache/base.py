@@ -113,17 +113,20 @@ class Step:
     end: int
     mask: AttentionMask
 
-    def write(self, buffer: Tensor, new: Tensor) -> None:
-        """Put `new` [B, Hkv, L, Dh] into `buffer` [B, Hkv, C, Dh]."""
+    def write(self, buffer: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put new keys and values [B, Hkv, L, Dh] into `buffer` [2, B, Hkv, C, Dh]."""
         if isinstance(self.at, int):
-            buffer[:, :, self.at : self.at + self.num_new] = new
-        else:
-            rows = torch.arange(len(buffer), device=buffer.device)[:, None]
-            buffer[rows, :, self.at] = new.transpose(1, 2)
+            for place, new in zip(buffer.narrow(3, self.at, self.num_new).unbind(), (keys, values), strict=True):
+                place.copy_(new)
+            return
+        rows = torch.arange(len(keys), device=buffer.device)[:, None]
+        for half, new in zip(buffer, (keys, values), strict=True):
+            half[rows, :, self.at] = new.transpose(1, 2)
 
-    def visible(self, buffer: Tensor) -> Tensor:
-        """A view of `buffer` [B, Hkv, C, Dh]: [B, Hkv, Lk, Dh]."""
-        return buffer[:, :, self.first : self.end]
+    def visible(self, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of `buffer` [2, B, Hkv, C, Dh]: keys and values [B, Hkv, Lk, Dh]."""
+        keys, values = buffer.narrow(3, self.first, self.end - self.first).unbind()
+        return keys, values
 
 
 def plan_step(held: Sequence[int], num_new: int, window: int | None, device: torch.device) -> Step:

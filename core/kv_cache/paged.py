@@ -73,12 +73,11 @@ class PagedKVCache:
         check_new(keys, values, batch=self.batch, kv_heads=kv_heads, head_width=head_width, dtype=dtype)
         step = self._plan(keys.shape[2])
         buffers = self._pool.buffers[block]  # [2, blocks, S, Hkv, Dh]
-        for n, new in enumerate((keys, values)):
-            rows = new.detach().transpose(1, 2).reshape(-1, kv_heads, head_width)
-            buffers[n].flatten(0, 1).index_copy_(0, step.slots, rows)
+        new = torch.stack((keys.detach(), values.detach())).transpose(2, 3)
+        buffers.flatten(1, 2).index_copy_(1, step.slots, new.reshape(2, -1, kv_heads, head_width))
         self._rows.num_written = step.num_new
         read = buffers.index_select(1, step.table).view(2, self.batch, -1, kv_heads, head_width)
-        visible = read[:, :, step.first : step.end].transpose(2, 3)
+        visible = read.narrow(2, step.first, step.end - step.first).transpose(2, 3)
         return visible[0], visible[1]
 
     def advance(self, counts: Tensor | Sequence[int]) -> None:

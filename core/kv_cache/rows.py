@@ -72,11 +72,10 @@ class RowBuffers(ABC):
         dtype = self._buffers[block].dtype
         check_new(keys, values, batch=batch, kv_heads=kv_heads, head_width=head_width, dtype=dtype)
         step = self._plan(keys.shape[2])
-        buffer = self._buffers[block]
-        for n, new in enumerate((keys, values)):
-            step.write(buffer[n], new.detach())
+        buffer = self._buffers[block]  # which `_plan` may have made anew
+        step.write(buffer, keys.detach(), values.detach())
         self._rows.num_written = step.num_new
-        return step.visible(buffer[0]), step.visible(buffer[1])
+        return step.visible(buffer)
 
     def advance(self, counts: Tensor | Sequence[int]) -> None:
         """Count the first `counts[b]` of row b's new tokens as read.

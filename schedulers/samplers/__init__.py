@@ -8,6 +8,7 @@ from .euler_ancestral import EulerAncestral
 from .heun import Heun
 from .lcm import LCM
 from .pndm import PNDM
+from .unipc import UniPC
 
 __all__ = [
     "DDIM",
@@ -17,6 +18,7 @@ __all__ = [
     "Euler",
     "EulerAncestral",
     "Heun",
+    "UniPC",
     "sampler_by_name",
     "sampler_classes",
     "sampler_names",
@@ -54,4 +56,5 @@ def _makers() -> dict[str, type[Sampler]]:
         "ddim": DDIM,
         "pndm": PNDM,
         "lcm": LCM,
+        "unipc": UniPC,
     }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .language.conversation import Conversation
     from .language.text import Completion, TextModel
     from .pipelines.base import Cancelled, Encoded, ImageStep
+    from .pipelines.clips import read_clip
     from .pipelines.files import read_manifest
     from .pipelines.finite import NonFiniteError
     from .pipelines.image import ImagePipeline
@@ -72,6 +73,7 @@ __all__ = [
     "load",
     "load_language_model",
     "load_state",
+    "read_clip",
     "read_manifest",
     "replay",
     "sampler_by_name",
@@ -82,6 +84,7 @@ _MODULES = {
     "denoisers.base": "Conditioning Prompt",
     "denoisers.guidance": "ClassifierFree Guidance Unguided",
     "pipelines.base": "Cancelled Encoded ImageStep",
+    "pipelines.clips": "read_clip",
     "pipelines.files": "read_manifest",
     "pipelines.finite": "NonFiniteError",
     "pipelines.image": "ImagePipeline",

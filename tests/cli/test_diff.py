@@ -51,3 +51,5 @@ def test_a_divergence_is_named(run, folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_mistakes(fails, folder: Path):
     assert "--tolerance is -1.0; it must be 0 or more" in fails("diff", folder, "--tolerance", "-1")
     assert "nowhere: not a folder in diffusers' layout" in fails("diff", "nowhere")
+    message = "fox.png: this pipeline of flux makes pictures of prompts alone"
+    assert message in fails("diff", folder, "--image", "fox.png", *OPTIONS)

@@ -1,5 +1,7 @@
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -32,8 +34,13 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def write(path: Path, tensors: dict[str, tuple[np.ndarray, str]], **options: Any) -> Path:
-    """A file with the tensors quantised to the named types, and `METADATA`."""
+def write(
+    path: Path,
+    tensors: dict[str, tuple[np.ndarray, str]],
+    originals: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    **options: Any,
+) -> Path:
+    """A file with the tensors quantised to the named types, `METADATA`, and shapes that tensors had before."""
     writer = GGUFWriter(path, "test", **options)
     writer.add_string("text", METADATA["text"])
     writer.add_bool("flag", True)
@@ -43,6 +50,8 @@ def write(path: Path, tensors: dict[str, tuple[np.ndarray, str]], **options: Any
     writer.add_float64("real", 0.1)
     for name in ("texts", "numbers", "reals"):
         writer.add_array(name, METADATA[name])
+    for name, shape in originals.items():
+        writer.add_array(f"comfy.gguf.orig_shape.{name}", shape)
     for name, (array, kind) in tensors.items():
         code = GGMLQuantizationType[kind]
         writer.add_tensor(name, gguf.quantize(array, code), raw_dtype=None if kind in ("F32", "F16") else code)
@@ -233,6 +242,48 @@ def test_a_key_map_streams_quantised_tensors_into_a_module(tmp_path: Path, dtype
     table = read("t.weight").reshape(2, 16, 4).transpose(0, 1).reshape(32, 4)
     assert torch.equal(module.table.weight, table.to(dtype))
     assert torch.equal(module.flat.weight, read("f.weight").view(2, 32).T.flatten().to(dtype))
+
+
+def test_tensors_that_are_stored_in_another_shape(tmp_path: Path) -> None:
+    """As ComfyUI-GGUF does it where rows are not whole blocks: whole, reordered, and some rows of them."""
+    shapes = {"conv": (16, 4, 3, 4), "wide": (8, 4, 2, 4), "line": (64, 12), "even": (3, 32)}
+    kinds = {"conv": "Q4_0", "wide": "F16", "line": "Q8_0", "even": "Q8_0"}
+    arrays = {name: values(*shape, seed=len(name)) for name, shape in shapes.items()}
+    stored = {name: (array.reshape(-1, 32 if name == "even" else 256), kinds[name]) for name, array in arrays.items()}
+    path = write(tmp_path / "x.gguf", stored, {name: [*shape] for name, shape in shapes.items() if name != "even"})
+    plain = GGUFFile(write(tmp_path / "plain.gguf", stored))
+    expected = {name: plain.read(name).view(shape) for name, shape in shapes.items()}
+    file = GGUFFile(path)
+    assert {name: file.tensors[name].shape for name in shapes} == shapes
+    for name in shapes:
+        assert torch.equal(file.read(name), expected[name])
+        assert torch.equal(file.read(name, slice(1, 3)), expected[name][1:3])
+    rules = (
+        Rule("conv", "conv.weight"),
+        Rule("wide", "wide.weight"),
+        Rule((Part("line", (Rows(32, 64),)), Part("line", (Rows(0, 32), SWAP))), "line.weight"),
+        Rule("even", "even.weight"),
+    )
+    module = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(4, 16, (3, 4), bias=False),
+            "wide": nn.Conv2d(4, 8, (2, 4), bias=False),
+            "line": nn.Linear(12, 64, bias=False),
+            "even": nn.Linear(32, 3, bias=False),
+        }
+    )
+    load_weights(module, path, KeyMap((Layout("x", rules),)), dtype=torch.bfloat16)
+    first = expected["line"][:32].view(4, 4, 2, 12).transpose(1, 2).reshape(32, 12)
+    expected["line"] = torch.cat((expected["line"][32:], first))
+    for name, weight in module.state_dict().items():
+        assert torch.equal(weight, expected[name.removesuffix(".weight")].to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("shape", [[16, 4, 3, 5], [768, 0], [-16, -48]])
+def test_shapes_that_tensors_cannot_have_had(tmp_path: Path, shape: list[int]) -> None:
+    path = write(tmp_path / "x.gguf", {"a": (values(3, 256), "Q8_0")}, {"a": shape})
+    with pytest.raises(ValueError, match=r"is corrupted: .* is no shape for tensor 'a' of \[3, 256\]"):
+        GGUFFile(path)
 
 
 def test_misfits_are_refused_in_both_directions(tmp_path: Path) -> None:

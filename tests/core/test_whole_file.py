@@ -1,11 +1,11 @@
-"""Files that appear whole or not at all."""
+"""Files and folders that appear whole or not at all."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from calotype.core.whole_file import whole_file
+from calotype.core.whole_file import whole_file, whole_folder
 
 
 @pytest.mark.parametrize("before", [None, b"old"])
@@ -47,3 +47,31 @@ def test_nothing_was_written(tmp_path: Path):
     with pytest.raises(FileNotFoundError), whole_file(tmp_path / "a.txt"):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_folder_appears_at_the_end(tmp_path: Path, exists: bool):
+    path = tmp_path / "above" / "a"
+    if exists:
+        path.mkdir(parents=True)
+    with whole_folder(path) as beside:
+        (beside / "inside").write_text("x")
+        assert path.exists() == exists and beside.parent == path.parent
+    assert [each.name for each in path.iterdir()] == ["inside"] and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])
+def test_a_failure_leaves_no_folder(tmp_path: Path, error: type[BaseException]):
+    with pytest.raises(error), whole_folder(tmp_path / "above" / "a") as beside:
+        (beside / "inside").write_text("x")
+        raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_filled_meanwhile_is_left_alone(tmp_path: Path):
+    path = tmp_path / "a"
+    with pytest.raises(OSError), whole_folder(path) as beside:
+        (beside / "inside").write_text("x")
+        path.mkdir()
+        (path / "theirs").write_text("y")
+    assert [each.name for each in path.iterdir()] == ["theirs"] and list(tmp_path.iterdir()) == [path]

@@ -147,6 +147,19 @@ def test_modulations_may_stay_in_the_file(pair, tmp_path):
     assert error(slopes(half, narrow, x)[0][0], slopes(ours, told, x)[0][0]) < 0.1
 
 
+def test_a_second_conditioning_shares_the_modulations(pair):
+    """Bit-equal to preparing it alone."""
+    ours, _ = pair[:2]
+    points, shape = flow_schedule(2).points[:-1], (1, 12, 1, 4, 4)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    first, second = (conditioning(1, n, ours.config.guided, references=1, seed=n) for n in (3, 5))
+    prepared, alone = (ours.prepare(each, shape, points, attention=attention_selector()) for each in (first, second))
+    beside = ours.prepare_beside(prepared, second, shape)
+    assert beside.modulation is prepared.modulation
+    for point in points:
+        assert torch.equal(ours.slope(x, beside, point), ours.slope(x, alone, point))
+
+
 def test_what_does_not_fit_is_refused(pair):
     ours, _ = pair
     told = conditioning(1, 4, ours.config.guided)

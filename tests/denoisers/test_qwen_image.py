@@ -137,6 +137,25 @@ def test_modulations_may_stay_in_the_file(pair):
     assert error(slopes(half, told.to(device, torch.bfloat16), x)[0][0], slopes(ours, told, x)[0][0]) < 0.1
 
 
+def test_a_second_conditioning_shares_the_modulations(pair):
+    """Bit-equal to preparing it alone, without reading their weights again."""
+    ours, _, file = pair
+    device, x = torch.device("cpu"), noise(2, (4, 4), seed=6)
+    lean = build_on_meta(lambda: QwenImageDenoiser(ours.config))
+    lean.fill(WeightSource.for_module(lean, file, qwen_image_key_map()), device=device, dtype=torch.float32)
+    first, second = conditioning((5, 3), ((4, 4),)), conditioning((2, 7), ((4, 4),), seed=1)
+    points = flow_schedule(3).points[:-1]
+    prepared = lean.prepare(first, tuple(x.shape), points, attention=attention_selector())
+    alone = lean.prepare(second, tuple(x.shape), points, attention=attention_selector())
+    lean.source = None  # nothing can be read
+    beside = lean.prepare_beside(prepared, second, tuple(x.shape))
+    assert beside.modulation is prepared.modulation
+    for point in points:
+        assert torch.equal(lean.slope(x, beside, point), lean.slope(x, alone, point))
+    with pytest.raises(ValueError, match="references have 0 tokens; the prompt's have 4"):
+        lean.prepare_beside(prepared, conditioning((2, 7)), tuple(x.shape))
+
+
 def test_single_files_load_as_well(pair, tmp_path):
     """ComfyUI's: the same names, maybe with a prefix, and an empty entry that says `zero_cond_t`. Rotary axes are known
     in proportion to the real model's."""

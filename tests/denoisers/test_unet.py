@@ -9,10 +9,11 @@ from parity import error
 from safetensors.torch import save_file
 
 from calotype.core.attention.registry import attention_selector
+from calotype.core.checkpoint import part_of
 from calotype.core.copies import moved
 from calotype.core.loading import build_on_meta
 from calotype.denoisers.base import Conditioning
-from calotype.denoisers.shapes import Shapes
+from calotype.denoisers.shapes import PREFIXES, Shapes
 from calotype.denoisers.unet import UNetDenoiser, guidance_embedding, load_unet
 from calotype.denoisers.unet_config import SD_1, SDXL, SDXL_REFINER, unet_config
 from calotype.denoisers.unet_shapes import SD_MARKS, SDXL_MARKS, unet_config_of_shapes
@@ -20,6 +21,7 @@ from calotype.pipelines.finite import CheckedRunner, NonFiniteBlockError
 from calotype.schedulers.discrete import DiscreteConfig, discrete_schedule
 
 from .. import tiny_unet
+from ..original_layouts import unet_names
 
 KINDS = {"sd": tiny_unet.SD_1, "sdxl": tiny_unet.SDXL, "refiner": tiny_unet.REFINER}
 POINTS = discrete_schedule(DiscreteConfig(scheduler="EulerDiscreteScheduler", beta_schedule="scaled_linear"), 3).points
@@ -173,59 +175,14 @@ def test_a_runner_is_refused_but_one_that_looks_on_names_the_part(pair):
 def test_original_files_load_as_well(pair, tmp_path):
     """The weights written in the original layout, within a whole checkpoint, give the same parameters."""
     ours, theirs, _ = pair
-    names = original_names(ours.config)
+    names = unet_names(ours.config)
     tensors = {f"model.diffusion_model.{names(key)}": tensor for key, tensor in theirs.state_dict().items()}
     others = {"first_stage_model.decoder.conv_in.weight": torch.zeros(2), "alphas_cumprod": torch.zeros(3)}
     save_file({**tensors, **others}, tmp_path / "model.safetensors")
-    other = load_unet(tmp_path / "model.safetensors", ours.config)
+    other = load_unet(part_of(tmp_path / "model.safetensors", PREFIXES), ours.config)
+    with pytest.raises(ValueError, match=r"2 of \d+ keys match nothing"):
+        load_unet(tmp_path / "model.safetensors", ours.config)
     assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), other.state_dict().values(), strict=True))
-
-
-def original_names(config):
-    """What diffusers' own converter calls a key, turned around."""
-    from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
-
-    entries = {**config.entries(), "class_embed_type": None, "num_class_embeds": None}
-    candidates = [f"model.diffusion_model.{name}" for name in every_original_name(config)]
-    marks = {name: torch.tensor(float(i)) for i, name in enumerate(candidates)}
-    converted = convert_ldm_unet_checkpoint(dict(marks), entries)
-    back = {key: candidates[int(mark)].removeprefix("model.diffusion_model.") for key, mark in converted.items()}
-    return back.__getitem__
-
-
-def every_original_name(config):
-    """Names of all kinds of parts at all places of a model, as the original code calls them."""
-    from calotype.denoisers.unet_keys import _RESNET
-
-    numbers = range(len(config.block_out_channels) * 3)
-    leaves = ("weight", "bias")
-    parts = [f"{side}_blocks.{n}" for side in ("input", "output") for n in numbers]
-    resnets = [*(f"{part}.0" for part in parts), "middle_block.0", "middle_block.2"]
-    for part in resnets:
-        yield from (f"{part}.{name}.{leaf}" for name in _RESNET for leaf in leaves)
-    for part in [*(f"{part}.1" for part in parts), "middle_block.1"]:
-        yield from (f"{part}.{name}.{leaf}" for name in ("norm", "proj_in", "proj_out") for leaf in leaves)
-        for block in (f"{part}.transformer_blocks.{k}" for k in range(10)):
-            yield from (f"{block}.norm{n}.{leaf}" for n in (1, 2, 3) for leaf in leaves)
-            yield from (f"{block}.ff.net.{n}.{leaf}" for n in ("0.proj", "2") for leaf in leaves)
-            for a in ("attn1", "attn2"):
-                yield from (f"{block}.{a}.to_{n}.weight" for n in "qkv")
-                yield from (f"{block}.{a}.to_out.0.{leaf}" for leaf in leaves)
-    yield from (f"{part}.0.op.{leaf}" for part in parts for leaf in leaves)
-    for level, kind in enumerate(config.up_block_types):
-        last = level * (config.layers_per_block + 1) + config.layers_per_block
-        place = 2 if "CrossAttn" in kind else 1  # behind the attention
-        yield from (f"output_blocks.{last}.{place}.conv.{leaf}" for leaf in leaves)
-    for name in (
-        "time_embed.0",
-        "time_embed.2",
-        "label_emb.0.0",
-        "label_emb.0.2",
-        "input_blocks.0.0",
-        "out.0",
-        "out.2",
-    ):
-        yield from (f"{name}.{leaf}" for leaf in leaves)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +195,7 @@ def test_the_presets_are_the_published_models(config, billions, marks):
     unet = build_on_meta(lambda: UNetDenoiser(config)).unet
     sizes = {name: tuple(parameter.shape) for name, parameter in unet.named_parameters()}
     assert sum(map(math.prod, sizes.values())) == round(billions * 1e9)
-    rename = original_names(config)
+    rename = unet_names(config)
     for found in (sizes, {rename(name): shape for name, shape in sizes.items()}):
         other = unet_config_of_shapes(Shapes(found))
         assert build_on_meta(lambda other=other: UNetDenoiser(other)).unet.state_dict().keys() == sizes.keys()

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import original_layouts
 import pytest
 import torch
 from parity import error, slopes
@@ -13,7 +14,8 @@ from calotype.core.loading import build_on_meta, load_weights
 from calotype.core.weight_source import WeightSource
 from calotype.denoisers.base import Conditioning
 from calotype.denoisers.shapes import PREFIXES, Shapes
-from calotype.denoisers.z_image import MARKS, ZImageConfig, ZImageDenoiser, z_image_key_map
+from calotype.denoisers.z_image import MARKS, ZImageConfig, ZImageDenoiser
+from calotype.denoisers.z_image_keys import z_image_key_map
 from calotype.schedulers import flow_schedule
 
 ENTRIES = {
@@ -102,7 +104,7 @@ def test_a_row_is_that_row_alone(ours):
 def test_original_files_load_as_well(pair, tmp_path):
     """The weights written as ComfyUI's files have them are the same weights."""
     ours, theirs = pair
-    save_file(in_original_layout(theirs.state_dict()), tmp_path / "z_image.safetensors")
+    save_file(original_layouts.z_image(theirs.state_dict()), tmp_path / "z_image.safetensors")
     other = build_on_meta(lambda: ZImageDenoiser(ours.config))
     load_weights(other, tmp_path / "z_image.safetensors", z_image_key_map())
     assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), other.state_dict().values(), strict=True))
@@ -120,7 +122,7 @@ def test_files_tell_their_config(pair):
         rotary_theta=default.rotary_theta,
         time_scale=default.time_scale,
     )
-    for layout in (weights, in_original_layout(weights)):
+    for layout in (weights, original_layouts.z_image(weights)):
         shapes = Shapes({name: tuple(weight.shape) for name, weight in layout.items()}).within(*PREFIXES)
         assert MARKS.share(shapes.shapes) == 1
         if ours.config.qk_norm:
@@ -128,18 +130,6 @@ def test_files_tell_their_config(pair):
         else:
             with pytest.raises(ValueError, match=r"the checkpoint holds no layers.0.attention.q_norm.weight"):
                 ZImageConfig.from_shapes(shapes)
-
-
-def in_original_layout(weights):
-    """diffusers' names put into the original ones, written without the key map."""
-    out = {"norm_final.weight": torch.ones(3)}
-    for name, tensor in weights.items():
-        new = name.replace("all_x_embedder.2-1", "x_embedder").replace("all_final_layer.2-1", "final_layer")
-        new = new.replace("norm_q", "q_norm").replace("norm_k", "k_norm").replace("to_out.0", "out")
-        if "to_k" not in name and "to_v" not in name:
-            parts = [weights[name.replace("to_q", part)] for part in ("to_q", "to_k", "to_v")]
-            out[new.replace("to_q", "qkv")] = torch.cat(parts) if "to_q" in name else tensor
-    return {f"model.diffusion_model.{name}": tensor.contiguous() for name, tensor in out.items()}
 
 
 def test_modulations_may_stay_in_the_file(pair, tmp_path):

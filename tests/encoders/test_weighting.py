@@ -53,6 +53,14 @@ def test_syntax(prompt: str, parts: list[tuple[str, float]]) -> None:
 def test_a_weight_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="weight inf in the prompt is too large"):
         parse_weights(f"(a:{'9' * 400})")
+    with pytest.raises(ValueError, match=r"weight 2.46993e[+]41 in the prompt is too large"):
+        parse_weights(f"{'(' * 1000}a{')' * 1000}")
+
+
+def test_an_encoder_that_does_not_know_its_tokens_places_is_refused(clip: ClipEncoder) -> None:
+    unplaced: Any = clip.__call__
+    with pytest.raises(ValueError, match=r"^encoder is of type method, .* a ClipEncoder or a T5Encoder$"):
+        WeightedEncoder(encoder=unplaced)
 
 
 @pytest.mark.parametrize("kind", ["clip", "t5"])

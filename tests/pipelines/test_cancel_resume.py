@@ -2,7 +2,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -117,3 +117,5 @@ def test_damaged_state_files(tmp_path: Path):
     state = State(index=1, latents=torch.zeros(1), history=(), noise=())
     with pytest.raises(FileNotFoundError, match="no such folder"):
         save_state(state, tmp_path / "nowhere" / "a")
+    with pytest.raises(ValueError, match=r"state is 3; it must be the state of a step \(step.state\)"):
+        save_state(cast(Any, 3), tmp_path / "b")

@@ -3,18 +3,18 @@
 import copy
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import calotype
 from calotype.denoisers.patches import patchify
 from calotype.encoders.base import LimitedEncoder
 from calotype.pipelines import families
 from calotype.pipelines.compare import (
-    Run,
     Stage,
-    adapter_of,
     arguments_of,
     compare,
     compare_folder,
@@ -24,8 +24,14 @@ from calotype.pipelines.compare import (
     trace_ours,
     trace_theirs,
 )
+from calotype.pipelines.compare_adapters import Run, adapter_of
+from calotype.pipelines.discrete import DiscreteScheduler
 
 from ..tiny_families import FAMILIES, SIZE, SIZES
+from ..tiny_flux2 import flux2_pipeline
+from ..tiny_qwen_image import qwen_image_edit_pipeline
+from ..tiny_sd import SCHEDULERS, sd_pipeline, sdxl_pipeline
+from .sd_parity import ours_with, theirs_as
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -56,7 +62,7 @@ def shortened(ours):
 
 
 def stages(ours, theirs):
-    return differences(trace_ours(ours, RUN, asked(ours)), theirs)
+    return differences(trace_ours(ours, adapter_of("FluxPipeline"), RUN, asked(ours)), theirs)
 
 
 def test_every_stage_is_the_same(flux):
@@ -124,6 +130,120 @@ def test_other_families(name, tmp_path):
     assert first_divergence(found) is None, found
 
 
+def same(found):
+    """Every stage within the tolerances of the parity tests."""
+    assert all(stage.difference < (1e-4 if stage.name == "pixels" else 1e-5) for stage in found), found
+    return [stage.name for stage in found]
+
+
+@pytest.fixture(scope="module")
+def sd(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare") / "sd"
+    theirs = sd_pipeline(folder)
+    return calotype.load(folder), theirs, families.family_of_folder(folder).layout
+
+
+@pytest.fixture(scope="module")
+def sdxl(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare") / "sdxl"
+    theirs = sdxl_pipeline(folder)
+    return calotype.load(folder), theirs, families.family_of_folder(folder).layout
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [*(("sd", name) for name in SCHEDULERS), ("sdxl", "euler"), ("sdxl", "ddim")]
+)
+def test_models_that_predict_noise(family, name, request):
+    """Latents are compared after they are on one path; PNDM's first step takes two calls."""
+    ours, theirs, layout = request.getfixturevalue(family)
+    others = {"sd": {"requires_safety_checker": False}, "sdxl": {"add_watermarker": False}}[family]
+    both = ours_with(ours, name), theirs_as(theirs, type(theirs), name, **others)
+    run = dataclasses.replace(RUN, width=56, height=40, num_inference_steps=3)
+    told = {
+        "sd": ("token ids: clip", "embeddings: states"),
+        "sdxl": (
+            *("token ids: clip_2", "token ids: clip"),
+            *("embeddings: states", "embeddings: pooled", "embeddings: time_ids"),
+        ),
+    }
+    names = (*told[family], "timesteps", "sigmas", "step 0", "step 1", "step 2", "pixels")
+    assert same(compare(*both, layout, run)) == list(names)
+
+
+def test_a_folder_of_a_model_that_predicts_noise(sdxl):
+    folder = Path(sdxl[0].source.name)
+    assert same(compare_folder(folder, dataclasses.replace(RUN, width=40, height=40)))[-1] == "pixels"
+
+
+def test_a_refiner_starts_from_a_picture(tmp_path):
+    theirs = sdxl_pipeline(tmp_path / "refiner", refiner=True)
+    ours, layout = calotype.load(tmp_path / "refiner"), families.family_of_folder(tmp_path / "refiner").layout
+    run = Run(prompt="a cat", num_inference_steps=4, seed=2, images=(drawn(tmp_path / "a.png", 56, 40),))
+    assert same(compare(ours, theirs, layout, run))[-3:] == ["sigmas", "step 0", "pixels"]
+    for wrong in (dataclasses.replace(run, images=()), dataclasses.replace(run, width=56)):
+        with pytest.raises(ValueError, match="this pipeline starts from one, whose size it keeps"):
+            compare(ours, theirs, layout, wrong)
+
+
+def drawn(path, width, height):
+    """A file with a picture."""
+    values = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(width))
+    Image.fromarray(values.to(torch.uint8).numpy()).save(path)
+    return path
+
+
+def test_flux2_looks_at_pictures(tmp_path):
+    theirs = flux2_pipeline("klein", tmp_path / "model")
+    ours, layout = shortened(calotype.load(tmp_path / "model")), families.family_of_folder(tmp_path / "model").layout
+    images = tuple(drawn(tmp_path / f"{n}.png", 64 + 8 * n, 70) for n in range(2))
+    run = Run(prompt="a cat", num_inference_steps=1, seed=2, images=images)
+    names = ["token ids: llm", "embeddings: states", "reference latents", "sigmas", "step 0", "pixels"]
+    assert same(compare(ours, theirs, layout, run)) == names
+    cropped = dataclasses.replace(ours, editing=dataclasses.replace(ours.editing, multiple=24))
+    assert first_divergence(compare(cropped, theirs, layout, run)).name == "reference latents"
+
+
+def test_qwen_image_edit_looks_at_pictures(tmp_path, monkeypatch):
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as module
+
+    monkeypatch.setattr(module, "CONDITION_IMAGE_SIZE", 60**2)
+    monkeypatch.setattr(module, "VAE_IMAGE_SIZE", 50**2)
+    theirs = qwen_image_edit_pipeline(tmp_path / "model", zero_cond_t=True)
+    pipe, layout = calotype.load(tmp_path / "model"), families.family_of_folder(tmp_path / "model").layout
+    ours = dataclasses.replace(pipe, editing=dataclasses.replace(pipe.editing, seen=60**2, read=50**2))
+    images = drawn(tmp_path / "a.png", 70, 41), drawn(tmp_path / "b.png", 33, 60)
+    run = dataclasses.replace(RUN, images=images)
+    names = ["token ids: llm", "embeddings: states", "reference latents", "sigmas", "step 0", "step 1", "pixels"]
+    assert same(compare(ours, theirs, layout, run)) == names
+    smaller = dataclasses.replace(ours, editing=dataclasses.replace(ours.editing, seen=40**2))
+    assert first_divergence(compare(smaller, theirs, layout, run)).name == "token ids: llm"
+    with pytest.raises(ValueError, match="asks for one or more to look at"):
+        compare(ours, theirs, layout, RUN)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda ours: with_encoder(ours, "clip_2"), "embeddings: pooled"),
+        (lambda ours: with_spacing(ours, "trailing"), "timesteps"),
+        (lambda ours: dataclasses.replace(ours, denoiser=altered(ours.denoiser)), "step 0"),
+        (with_vae, "pixels"),
+    ],
+)
+def test_an_altered_part_of_sdxl_is_found_at_its_stage(sdxl, change, where):
+    ours, theirs, layout = sdxl
+    found = first_divergence(compare(change(ours), theirs, layout, dataclasses.replace(RUN, width=40, height=40)), 1e-5)
+    assert found is not None
+    assert found.name == where
+    assert found.difference < 10
+
+
+def with_spacing(ours, spacing):
+    kind, options = SCHEDULERS["euler"]
+    scheduler = DiscreteScheduler.from_entries({"_class_name": kind, **options, "timestep_spacing": spacing})
+    return dataclasses.replace(ours, family=dataclasses.replace(ours.family, scheduler=scheduler))
+
+
 def test_stages_of_several_shapes():
     ids = torch.tensor([[5, 6, 7]])
     assert difference("token ids: t5", ids, torch.tensor([[5, 6, 7, 0, 0]])) == Stage(
@@ -146,3 +266,10 @@ def test_what_cannot_be_compared(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxImg2ImgPipeline"}')
     with pytest.raises(ValueError, match="a FluxImg2ImgPipeline cannot be compared; what can is FluxPipeline, "):
         compare_folder(tmp_path, RUN)
+
+
+def test_pictures_for_a_model_that_takes_none(flux):
+    ours, _ = flux
+    run = dataclasses.replace(RUN, images=(Path("fox.png"),))
+    with pytest.raises(ValueError, match=r"fox\.png: this pipeline of flux makes pictures of prompts alone"):
+        arguments_of(ours, adapter_of("FluxPipeline"), run)

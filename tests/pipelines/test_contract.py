@@ -21,6 +21,7 @@ from ..tiny_flux2 import flux2_pipeline
 from ..tiny_qwen_image import qwen_image_pipeline
 from ..tiny_sd import sd_pipeline, sdxl_pipeline
 from ..tiny_sd3 import sd3_pipeline
+from ..tiny_wan_pipeline import wan_pipeline
 from ..tiny_z_image import BASE, z_image_pipeline
 
 PROMPTS = ["a cat", " ".join(["two old dogs on the grass and a cat on the river of a red fox"] * 2)]
@@ -29,6 +30,7 @@ SIZE = {"height": 48, "width": 32}
 GUIDANCE: dict[str, dict[str, Any]] = {
     "flux": {"true_cfg_scale": 2.0},
     "qwen_image": {"true_cfg_scale": 2.0},
+    "wan": {"guidance_scale": 2.0, "num_frames": 1},  # a clip of one frame is a picture
 }
 BUILDERS = {
     "flux": lambda folder: flux_pipeline(True, folder),
@@ -37,6 +39,7 @@ BUILDERS = {
     "sd": sd_pipeline,
     "sd3": lambda folder: sd3_pipeline("medium", folder),
     "sdxl": sdxl_pipeline,
+    "wan": wan_pipeline,
     "z_image": lambda folder: z_image_pipeline(BASE, folder),
 }
 UNET = ("unet.mid_block.", "the middle block")

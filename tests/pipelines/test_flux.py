@@ -87,6 +87,7 @@ def test_classifier_free_guidance_and_a_second_prompt(dev):
         "prompt": PROMPTS,
         "prompt_2": ["a boat", "the river"],
         "negative_prompt": ["a cat", ""],
+        "negative_prompt_2": ["the grass", "two dogs"],
         "true_cfg_scale": 2.5,
         "num_inference_steps": 2,
         "max_sequence_length": 9,
@@ -241,6 +242,7 @@ def test_what_does_nothing_is_said(both):
         ({"guidance_rescale": 0.5}, "guidance_rescale: flux does not use this argument"),
         ({"max_sequence_length": 513}, "max_sequence_length is 513; it must be from 2 to 512"),
         ({"prompt_2": ["a", "b"]}, "2 texts in prompt_2 for 1 prompts"),
+        ({"prompt_3": "a"}, "prompt_3: flux does not use this argument; it takes conditioning"),
         ({"true_cfg_scale": "2"}, "true_cfg_scale is '2'; it must be a finite number"),
     ],
 )
@@ -248,13 +250,6 @@ def test_mistakes(dev, arguments, message):
     ours, _ = dev
     with pytest.raises(ValueError, match=message):
         ours("a cat", **{**SIZE, "num_inference_steps": 1, **arguments})
-
-
-def test_saving_is_not_there_yet(dev, tmp_path):
-    ours, _ = dev
-    with pytest.raises(ValueError, match="cannot save FluxDenoiser"):
-        ours.save(tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
 
 
 def test_folders_that_cannot_be_loaded(dev, tmp_path):

@@ -68,6 +68,13 @@ def test_parts_from_the_hub(hub: Hub, folder: Path) -> None:
     assert {"model_index.json", "vae"} in fetched
 
 
+def test_of_tokenizers_nothing_else_is_downloaded(hub: Hub, folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"missing are the text encoder 'clip'"):
+        calotype.load(folder / "transformer", tokenizers="owner/name")
+    folders = {name.partition("/")[0] for name in wanted(hub)}
+    assert folders == {"model_index.json", "tokenizer", "tokenizer_2"}
+
+
 def test_a_variant_is_picked(hub: Hub) -> None:
     with pytest.raises(ValueError, match="'owner/name' has no variant 'fp8' of its weights"):
         calotype.load("owner/name", variant="fp8")
@@ -95,7 +102,7 @@ def test_repositories_of_other_kinds(hub: Hub, folder: Path, tmp_path: Path) -> 
 
 
 def test_offline(hub: Hub, folder: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="not downloaded yet, and local_files_only is set"):
+    with pytest.raises(FileNotFoundError, match="not downloaded yet, and local_files_only is set; nor is there a file"):
         calotype.load("owner/name", local_files_only=True)
     hub.cached = set(hub.files)
     assert calotype.load("owner/name", local_files_only=True).source.name == "owner/name"

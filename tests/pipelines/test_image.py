@@ -11,7 +11,7 @@ import torch
 from fakes import CHANNELS, FakeDenoiser, FakeEncoder, fake_pipeline
 from torch import Tensor
 
-from calotype.denoisers.guidance import ClassifierFree, Unguided
+from calotype.denoisers.guidance import ClassifierFree, Distilled, Unguided
 from calotype.pipelines.base import ImageStep, last
 from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.request import Request
@@ -256,6 +256,7 @@ def replace_shift(pipe: ImagePipeline) -> ImagePipeline:
         ({"sampler": "euler9"}, "unknown sampler 'euler9': known are euler, "),
         ({"schedule": exploding_schedule(3)}, "schedule is on the exploding path"),
         ({"num_frames": 3}, "num_frames: fake does not use this argument"),
+        ({"guidance": Distilled(3.0)}, "this model is told no value, give ClassifierFree"),
     ],
 )
 def test_mistakes_are_found_before_any_compute(pipe: ImagePipeline, arguments: dict[str, Any], message: str):

@@ -95,6 +95,7 @@ def test_bad_json_is_refused_with_the_reason():
         ({"sigmas": ["x"]}, "sigmas holds 'x', expected float"),
         ({"prompts": [3, 4]}, "prompts holds 3, expected str"),
         ({"seeds": [1]}, "2 prompts for 1 seeds"),
+        ({"sigmas": []}, "0 sigmas for"),
         ({"threads": 0}, "threads is 0, expected at least 1"),
         ({"inputs": {"image": 3}}, "inputs holds 3 for image, expected a str"),
         ({"weights": {"a": None}}, "weights holds None for a, expected a str"),
@@ -127,7 +128,8 @@ def test_digests(tmp_path: Path):
     assert digest_input([image, image]) != digest_input([image]) == digest_input(image)
     zeros = torch.zeros(2, 3)
     different = [digest_input(zeros), digest_input(zeros.T), digest_input(zeros.bfloat16()), digest_input(zeros + 1)]
-    assert len(set(different)) == 4
+    different.append(digest_input(zeros.to(torch.float8_e5m2)))
+    assert len(set(different)) == 5
 
 
 def test_lists_of_lists_are_digested_as_such():

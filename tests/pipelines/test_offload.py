@@ -10,6 +10,7 @@ import torch
 
 import calotype
 from calotype.core.offload import StoredBlocks
+from calotype.core.weight_source import WeightSource
 from calotype.denoisers.hoisting import HoistingModule
 from calotype.encoders.base import LimitedEncoder
 from calotype.pipelines.finite import NonFiniteError
@@ -62,6 +63,32 @@ def test_results_are_bit_equal_and_weights_stay_away(family):
     assert all(resident_bytes(blocks) == 0 for blocks in walked)
     away = sum(resident_bytes(whole.denoiser.get_submodule(name)) for name in denoiser.walked)
     assert resident_bytes(denoiser) == resident_bytes(whole.denoiser) - away
+
+
+def test_encoders_are_read_once_for_both_sides(family, monkeypatch):
+    """Of a guided run: each weight once, not once for the prompt and again for what to stay away from."""
+    folder, arguments = family
+    names = ("height", "width", "max_sequence_length")
+    request = calotype.Request(
+        prompt="a red fox",
+        negative_prompt="a cat",
+        guidance=calotype.ClassifierFree(2.0),
+        **{name: arguments[name] for name in names},
+    )
+    expected, found = calotype.load(folder).encode(request).conditioning, []
+    read = WeightSource.read
+
+    def counted(source, name, **how):
+        found.append((id(source), name))
+        return read(source, name, **how)
+
+    pipe = calotype.load(folder, offload="encoders")
+    monkeypatch.setattr(WeightSource, "read", counted)
+    conditioning = pipe.encode(request).conditioning
+    assert found
+    assert len(set(found)) == len(found)
+    assert torch.equal(conditioning.positive.states, expected.positive.states)
+    assert torch.equal(conditioning.negative.states, expected.negative.states)
 
 
 def test_two_runs_at_once(family):

@@ -32,6 +32,8 @@ def test_every_form_of_a_picture(tmp_path: Path):
         PIXELS[None],
         numpy.asarray(Image.fromarray(PIXELS)),  # read-only
         PIXELS.astype(numpy.float32) / 255,
+        (PIXELS / 255).astype(">f8"),
+        (PIXELS / 255).astype(numpy.longdouble),
         UNIT,
         UNIT[None],
         [UNIT],
@@ -85,6 +87,8 @@ def test_every_form_of_a_mask(form: Any):
         (torch.full((3, 4, 4), torch.nan), "image has values from nan to nan"),
         (numpy.full((4, 4, 3), 255.0), "image has values from 255 to 255"),
         ({"a": 1}, "image is of type dict"),
+        (torch.zeros(0, 3, 4, 6), r"image has shape \(0, 3, 4, 6\), which holds no picture"),
+        (torch.zeros(3, 4, 6).to_sparse(), "torch.sparse_coo; it must be a dense one"),
         (Image.fromarray(numpy.full((4, 6), 300, numpy.uint16)), "image has more than 8 bits a channel .mode I;16"),
         (Image.new("F", (6, 4)), "image has more than 8 bits a channel .mode F"),
     ],

@@ -9,9 +9,11 @@ from calotype.denoisers.guidance import ClassifierFree, Unguided
 from calotype.pipelines.arguments import nearest
 from calotype.pipelines.family import PlainFamily
 from calotype.pipelines.request import Request
+from calotype.pipelines.texts import OtherTexts
 from calotype.schedulers import Heun, flow_schedule
 
 ROWS = Conditioning(states=torch.zeros(2, 3, 4), lengths=torch.tensor([3, 1]))
+TOO_LONG = Conditioning(states=torch.zeros(2, 3, 4), lengths=torch.tensor([4, -1]))
 NAN_LATENTS = torch.full((1, 4, 4, 4), torch.nan)
 
 
@@ -25,6 +27,7 @@ NAN_LATENTS = torch.full((1, 4, 4, 4), torch.nan)
         ({"prompt": ["a", None]}, "prompt holds None of type NoneType"),
         ({"prompt": None, "conditioning": "a"}, "conditioning is of type str"),
         ({"prompt": None, "conditioning": ROWS.rows([])}, "conditioning has no rows"),
+        ({"prompt": None, "conditioning": TOO_LONG}, r"lengths are \[4, -1\]; its states have from 0 to 3 tokens"),
         ({"negative_prompt": ["a", "b"]}, "2 negative prompts for 1 prompts; give one for all, or one per prompt"),
         ({"negative_prompt": 1.5}, "negative_prompt is of type float"),
         ({"negative_prompt": []}, "negative_prompt is an empty list"),
@@ -59,9 +62,11 @@ NAN_LATENTS = torch.full((1, 4, 4, 4), torch.nan)
         ({"seed": [1, 2]}, "2 seeds for 1 pictures"),
         ({"seed": 1, "generator": torch.Generator()}, "seed and generator: give one of the two"),
         ({"generator": [torch.Generator(), torch.Generator()]}, "2 generators for 1 pictures"),
+        ({"generator": [torch.Generator()] * 2, "prompt": ["a", "b"]}, "generator: one is given for two pictures"),
         ({"generator": torch.Generator(), "num_images_per_prompt": 2}, "1 generators for 2 pictures"),
         ({"generator": [7]}, "generator is 7; it must be a torch.Generator on the CPU"),
         ({"sigmas": []}, r"sigmas is \[\]"),
+        ({"sigmas": [0.0]}, r"sigmas is \[0.0\]; it must begin with a number above 0"),
         ({"sigmas": [1.0, "x"]}, "sigmas is .*at least one finite number"),
         ({"sigmas": [1.0], "schedule": flow_schedule(1)}, "sigmas and schedule"),
         ({"sigmas": [1.0, 0.5], "num_inference_steps": 3}, "num_inference_steps is 3, but sigmas has 2 steps"),
@@ -116,7 +121,30 @@ def test_final_zero_is_no_step():
     assert Request(prompt="a", sigmas=[1.0, 0.5, 0.0], num_inference_steps=2).sigmas == [1.0, 0.5, 0.0]
 
 
-@pytest.mark.parametrize("name", ["num_frames", "control_image", "true_cfg_scale", "prompt_2", "clip_skip"])
+def test_other_texts():
+    request = Request(prompt=["a", "b"], prompt_2="x", negative_prompt="n", negative_prompt_3=["y", "z"])
+    assert request.other_prompts == OtherTexts(second=("x", "x"), third=("a", "b"))
+    assert request.other_negatives == OtherTexts(second=("n", "n"), third=("y", "z"))
+    assert Request(prompt="a").other_negatives.are_empty
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt_3": ["a"] * 3}, "3 texts in prompt_3 for 2 prompts; give one for all, or one per prompt"),
+        ({"prompt_2": 3}, "prompt_2 is of type int; it must be a string or a list of strings"),
+        ({"negative_prompt_2": "a"}, "negative_prompt_2: give a negative_prompt for the first text encoder as well"),
+        ({"prompt": None, "conditioning": ROWS, "prompt_3": "a"}, "prompt_3: conditioning is given, which stands for"),
+    ],
+)
+def test_wrong_other_texts(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        Request(**{"prompt": ["a", "b"], **arguments})
+
+
+@pytest.mark.parametrize(
+    "name", ["num_frames", "control_image", "true_cfg_scale", "prompt_2", "negative_prompt_3", "clip_skip"]
+)
 def test_arguments_of_other_families(name: str):
     with pytest.raises(ValueError, match=f"{name}: plate does not use this argument; it takes conditioning, "):
         Request.of("a", {name: 3}, "plate", PlainFamily().arguments)  # type: ignore[misc]

@@ -210,6 +210,14 @@ def test_mistakes(both, arguments, message):
         both[0]("a cat", **{**SIZE, **arguments})
 
 
+def test_without_its_encoder_it_reads_no_prompts(both):
+    bare = dataclasses.replace(both[0], encoders={})
+    with pytest.raises(ValueError, match=r"^encoders has no 'clip'; this model reads prompts with clip$"):
+        bare("a cat", **SIZE)
+    given = both[0].encode(calotype.Request(prompt="a cat", **SIZE)).conditioning
+    assert bare(conditioning=given, num_inference_steps=1, output_type="latent", **SIZE).latents is not None
+
+
 def test_folders_whose_parts_do_not_fit(both, tmp_path):
     folder = tmp_path / "broken"
     both[1].save_pretrained(folder)
@@ -221,8 +229,8 @@ def test_folders_whose_parts_do_not_fit(both, tmp_path):
     path.write_text(json.dumps(entries))
     path = folder / "unet" / "config.json"
     entries = json.loads(path.read_text())
-    path.write_text(json.dumps({**entries, "in_channels": 9}))
-    with pytest.raises(ValueError, match="models that were made for inpainting are not supported yet"):
+    path.write_text(json.dumps({**entries, "in_channels": 5}))
+    with pytest.raises(ValueError, match="the UNet reads 5 channels and makes 4; it must read as many"):
         calotype.load(folder)
     path.write_text(json.dumps(entries))
     weights = next((folder / "unet").glob("*.safetensors"))

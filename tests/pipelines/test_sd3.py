@@ -97,11 +97,20 @@ def test_conditioning_and_schedule(medium):
     assert given.sigmas == pytest.approx(theirs.scheduler.sigmas.tolist(), abs=1e-6)
 
 
-def test_negative_and_second_prompts(medium):
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"prompt_2": ["a boat", "the river"]},
+        {"prompt_3": ["a boat", "the river"], "negative_prompt_3": "two dogs"},
+        {"prompt_2": "a boat", "prompt_3": "the river", "negative_prompt_2": ["two dogs", "grass"]},
+    ],
+)
+def test_negative_and_second_prompts(medium, others):
+    """Each encoder with a text of its own, or with the prompt."""
     ours, theirs = medium
+    both = {name: [text] * 2 if isinstance(text, str) else text for name, text in others.items()}
     shared = {
         "prompt": PROMPTS,
-        "prompt_2": ["a boat", "the river"],
         "negative_prompt": ["a cat", "old"],
         "guidance_scale": 2.5,
         "num_inference_steps": 2,
@@ -109,7 +118,8 @@ def test_negative_and_second_prompts(medium):
         "clip_skip": 1,
         **SIZE,
     }
-    check(ours, theirs, {**shared, "seed": [1, 2], "output_type": "np"}, {**shared, "generator": generators(1, 2)})
+    mine = {**shared, **others, "seed": [1, 2], "output_type": "np"}
+    check(ours, theirs, mine, {**shared, **both, "generator": generators(1, 2)})
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.0])
@@ -203,11 +213,13 @@ def test_replay_keeps_the_arguments_of_the_family(medium, tmp_path):
     ours, _ = medium
     skip = SkipLayers(layers=(1,), stop=0.9)
     arguments = {"num_inference_steps": 3, "max_sequence_length": 9, "clip_skip": 1, "seed": 3, **SIZE}
-    made = ours("a cat", prompt_2="the river", negative_prompt="two dogs", guidance=skip, **arguments)
+    arguments |= {"prompt_2": "the river", "negative_prompt": "two dogs", "negative_prompt_3": "grass"}
+    made = ours("a cat", guidance=skip, **arguments)
     made.save(tmp_path / "cat.png")
     again = calotype.replay(tmp_path / "cat.png")
     assert again.bit_equal
-    assert made.manifest.extra == {"max_sequence_length": 9, "clip_skip": 1, "prompt_2": ["the river"]}
+    texts = {"prompt_2": ["the river"], "negative_prompt_3": ["grass"]}
+    assert made.manifest.extra == {"max_sequence_length": 9, "clip_skip": 1, **texts}
 
 
 @pytest.mark.parametrize(
@@ -242,6 +254,7 @@ def test_the_name_tells_turbo(tmp_path):
         ({"clip_skip": 5}, "clip_skip is 5; this text encoder can skip 0 to 2"),
         ({"clip_skip": 0.5}, "clip_skip is 0.5; it must be a whole number"),
         ({"prompt_2": ["a", "b"]}, "2 texts in prompt_2 for 1 prompts"),
+        ({"prompt_3": "a"}, r"prompt_3: the model has no text_encoder_3 \(T5\) to read it"),
         ({"guidance": Distilled(3.5)}, "this model is told no value"),
         ({"guidance": SkipLayers(layers=(7,), stop=1.0), "num_inference_steps": 2}, "the model has blocks 0 to 2"),
     ],

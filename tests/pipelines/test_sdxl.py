@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
@@ -41,10 +42,10 @@ def kind(name):
 
 @pytest.mark.parametrize("name", ["euler", "euler-linspace", "ddim", "euler_ancestral"])
 def test_text_to_image(base, name):
-    """With negative prompts, and a second text for the second encoder."""
+    """With negative prompts, and second texts for the second encoder."""
     ours, theirs = ours_with(base[0], name), theirs_as(base[1], kind(""), name, add_watermarker=False)
     shared = {"prompt": PROMPTS, "prompt_2": ["a boat", "the river"], "negative_prompt": ["a cat", ""], **SIZE}
-    shared |= {"num_inference_steps": 3, "guidance_scale": 3.0}
+    shared |= {"num_inference_steps": 3, "guidance_scale": 3.0, "negative_prompt_2": ["two dogs", "the grass"]}
     check(ours, theirs, {**shared, "seed": [5, 9]}, {**shared, "generator": generators(5, 9)})
 
 
@@ -123,7 +124,7 @@ def test_the_parts_of_a_run_are_the_whole(base):
 def test_rows_are_alone_and_replay(base, tmp_path):
     ours = base[0]
     arguments = {"num_inference_steps": 2, "guidance_scale": 3.0, **SIZE, **SIZES}
-    texts = {"prompt_2": ["a boat", "the river"], "negative_prompt": ["a cat", ""]}
+    texts = {"prompt_2": ["a boat", "the river"], "negative_prompt": ["a cat", ""], "negative_prompt_2": ["a", "dog"]}
     together = ours(PROMPTS, seed=[7, 8], **texts, **arguments)
     for row in range(2):
         alone = ours(PROMPTS[row], seed=7 + row, **{name: value[row] for name, value in texts.items()}, **arguments)
@@ -133,6 +134,10 @@ def test_rows_are_alone_and_replay(base, tmp_path):
     assert again.bit_equal
     assert again.remarks == ()
     assert again.manifest.extra["original_size"] == [64, 48]
+    assert again.manifest.extra["negative_prompt_2"] == ["a", "dog"]
+    made = ours("a cat", num_images_per_prompt=2, prompt_2="a boat", seed=4, **arguments)
+    made.save(tmp_path / "pair.png")
+    assert calotype.replay(tmp_path / "pair-2.png").bit_equal
 
 
 def test_replay_without_a_negative_prompt(base, tmp_path):
@@ -162,6 +167,7 @@ def test_conditioning_stands_for_the_prompt(base):
     [
         ({"aesthetic_score": 6.0}, "aesthetic_score: sdxl does not use this argument"),
         ({"original_size": (8, 8.5)}, r"original_size is \[8, 8.5\]; it must be two whole numbers"),
+        ({"negative_prompt_2": "a"}, "negative_prompt_2: give a negative_prompt for the first text encoder as well"),
         ({"denoising_end": 0.0}, "denoising_end is 0.0; it must be over 0, and at most 1"),
         ({"denoising_end": 0.01, "num_inference_steps": 2}, "leave none of the 2 steps"),
         ({"denoising_start": 1.0}, "denoising_start is 1.0; it must be over 0 and below 1"),
@@ -178,7 +184,7 @@ def test_mistakes(base, arguments, message):
 
 
 def test_the_refiner_takes_what_it_is_told(refiner):
-    for name, value in (("target_size", (8, 8)), ("prompt_2", "a")):
+    for name, value in (("target_size", (8, 8)), ("prompt_2", "a"), ("negative_prompt_2", "a"), ("prompt_3", "a")):
         with pytest.raises(ValueError, match=f"{name}: sdxl does not use this argument"):
             refiner[0]("a cat", **{name: value})
 
@@ -200,4 +206,8 @@ def test_folders_that_do_not_fit(base, tmp_path):
         calotype.load(folder)
     path.write_text(json.dumps({**index, "force_zeros_for_empty_prompt": "no"}))
     with pytest.raises(ValueError, match="force_zeros_for_empty_prompt is 'no'; it must be true or false"):
+        calotype.load(folder)
+    path.write_text(json.dumps(index))
+    shutil.rmtree(folder / "text_encoder")
+    with pytest.raises(ValueError, match=r"^the text encoder 'clip' is missing .*'clip_2' gives 40; a refiner"):
         calotype.load(folder)

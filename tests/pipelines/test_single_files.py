@@ -15,6 +15,7 @@ from calotype.denoisers.flux import FluxConfig
 from calotype.pipelines.flux import SCHEDULERS
 from calotype.vae.kl_config import FLUX_1
 
+from ..gguf_files import write_gguf
 from ..tiny_flux import flux_pipeline, in_original_layout
 
 WIDE = {"attention_head_dim": 32, "num_attention_heads": 1, "axes_dims_rope": (4, 14, 14)}
@@ -152,23 +153,9 @@ def test_float8(model: Model, tmp_path: Path) -> None:
 
 def test_gguf(model: Model, tmp_path: Path) -> None:
     """As city96 writes it: names without a prefix, wide matrices in blocks, the rest as it is."""
-    from gguf import GGMLQuantizationType, GGUFWriter, quants
-
-    writer = GGUFWriter(tmp_path / "flux.gguf", "flux")
-    values = {}
-    for name, tensor in model.weights.items():
-        short, array = name.removeprefix("model.diffusion_model."), tensor.numpy()
-        values[name] = tensor
-        if tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
-            packed = quants.quantize(array, GGMLQuantizationType.Q8_0)
-            values[name] = torch.from_numpy(quants.dequantize(packed, GGMLQuantizationType.Q8_0))
-            writer.add_tensor(short, packed, raw_dtype=GGMLQuantizationType.Q8_0)
-        else:
-            writer.add_tensor(short, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    prefix = "model.diffusion_model."
+    short = {name.removeprefix(prefix): tensor for name, tensor in model.weights.items()}
+    values = {f"{prefix}{name}": tensor for name, tensor in write_gguf(tmp_path / "flux.gguf", short).items()}
     rest: dict[str, Any] = {"encoders": model.pipe.encoders, "vae": model.pipe.vae}
     exact = calotype.load(model.write(tmp_path / "values.safetensors", values), **rest)(**RUN).latents
     assert torch.equal(calotype.load(tmp_path / "flux.gguf", **rest)(**RUN).latents, exact)
@@ -198,6 +185,8 @@ def test_an_autoencoder_in_a_file(model: Model, tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="does not fit the model"):
         calotype.load(model.file, encoders=model.pipe.encoders, vae=wrong)
+    with pytest.raises(ValueError, match=f"^vae: {model.file}: the checkpoint holds no decoder.conv_in.weight$"):
+        calotype.load(model.file, encoders=model.pipe.encoders, vae=model.file)
 
 
 def test_variants(model: Model, tmp_path: Path) -> None:

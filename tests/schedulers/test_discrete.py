@@ -214,7 +214,7 @@ def test_sampler_for(name: str) -> None:
 
 def test_an_unknown_scheduler_is_refused_with_the_names() -> None:
     names = ", ".join(scheduler_names())
-    assert len(scheduler_names()) == 7
+    assert len(scheduler_names()) == 8
     for given, said in (({"_class_name": "HeunDiscreteScheduler"}, "'HeunDiscreteScheduler'"), ({}, "no _class_name")):
         with pytest.raises(ValueError, match=f"names {said}: supported are {names}"):
             sampler_for(given)
@@ -226,13 +226,15 @@ def test_an_unknown_scheduler_is_refused_with_the_names() -> None:
         (EULER, {"use_beta_sigmas": True}, "use_beta_sigmas = True is not supported"),
         (EULER, {"interpolation_type": "log_linear"}, "interpolation_type = 'log_linear' is not supported"),
         (EULER, {"timestep_type": "continuous"}, "timestep_type = 'continuous' is not supported"),
-        (EULER, {"prediction_type": "sample"}, "prediction_type must be one of epsilon, v_prediction, got 'sample'"),
+        (EULER, {"prediction_type": "x0"}, "prediction_type must be one of epsilon, v_prediction, sample, got 'x0'"),
         (EULER, {"beta_schedule": "sigmoid"}, "beta_schedule must be one of linear, scaled_linear, squared"),
         (EULER, {"timestep_spacing": "even"}, "timestep_spacing must be one of linspace, leading, trailing"),
         (EULER, {"beta_end": 1.5}, r"betas lie between 0 and 1, got 1\.00\d* at timestep \d+"),
         (EULER, {"trained_betas": [0.1, 0.2]}, "2 trained_betas for 1000 timesteps"),
         (EULER, {"trained_betas": "linear"}, "trained_betas must be a list of numbers, got 'linear'"),
         (EULER, {"steps_offset": -1}, r"steps_offset must lie in 0\.\.999, got -1"),
+        (EULER, {"num_train_timesteps": -1}, "num_train_timesteps must be at least 1, got -1"),
+        (EULER, {"beta_schedule": "scaled_linear", "beta_start": -1.0}, "betas lie between 0 and 1, got -1"),
         (EULER, {"sigma_min": -1, "use_karras_sigmas": True}, "must be positive, got -1"),
         (EULER, {"num_train_timesteps": 1}, "at least two training timesteps, got 1"),
         ("DDIMScheduler", {"clip_sample": None}, r"clip_sample = True is not supported: only False"),

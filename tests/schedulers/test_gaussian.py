@@ -21,6 +21,7 @@ from calotype.schedulers import (
     RowNoise,
     Sampler,
     Schedule,
+    UniPC,
     exploding_schedule_from_sigmas,
     flow_schedule,
 )
@@ -95,6 +96,13 @@ def test_order_of_convergence(sampler: Sampler, expected: int, path: Path) -> No
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("sampler", "expected"), [(UniPC(order=1), 2), (UniPC(), 3)])
+def test_the_correction_gains_an_order(sampler: Sampler, expected: int, path: Path) -> None:
+    """With fewer steps than above: the error of more is that of float32."""
+    assert order(sampler, path, ended_early, (16, 32, 64)) == pytest.approx(expected, abs=0.15)
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("sampler", "expected"), [(Euler(), 1), (Heun(), 2)])
 def test_order_holds_from_pure_noise_to_sigma_zero(sampler: Sampler, expected: int, path: Path) -> None:
     assert order(sampler, path, to_zero, (32, 64, 128)) == pytest.approx(expected, abs=0.15)
@@ -117,7 +125,7 @@ def test_second_order_beats_first(path: Path) -> None:
 def test_point_data_is_reached_in_any_number_of_steps() -> None:
     """With s = 0 the denoiser is exact, so every solver lands on m, from one step up."""
     data, x = Gaussian(path="flow", spread=0.0), torch.randn(2, 1, 1, 2, 2)
-    for sampler in (Euler(), Heun(), DPMPP2M(), EulerAncestral(), DDIM(eta=0.5), PNDM(), LCM()):
+    for sampler in (Euler(), Heun(), DPMPP2M(), EulerAncestral(), DDIM(eta=0.5), PNDM(), LCM(), UniPC()):
         for n in (1, 2, 3, 10):
             torch.testing.assert_close(final(sampler, data, x, flow_schedule(n)), torch.full_like(x, 0.7))
 

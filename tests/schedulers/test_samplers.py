@@ -21,6 +21,7 @@ from calotype.schedulers import (
     Sampler,
     Schedule,
     State,
+    UniPC,
     exploding_schedule,
     flow_schedule,
     flow_schedule_from_sigmas,
@@ -39,6 +40,8 @@ SAMPLERS: tuple[Sampler, ...] = (
     DDIM(eta=0.6),
     PNDM(),
     LCM(),
+    UniPC(),
+    UniPC(order=3),
 )
 SCHEDULES = {
     "flow": flow_schedule(6, shift=2.0),
@@ -299,13 +302,13 @@ def test_tensors_that_are_no_state_are_refused() -> None:
 
 
 def test_samplers_by_name() -> None:
-    names = ("euler", "heun", "dpmpp_2m", "euler_ancestral", "ddim", "pndm", "lcm")
+    names = ("euler", "heun", "dpmpp_2m", "euler_ancestral", "ddim", "pndm", "lcm", "unipc")
     assert sampler_names() == names
     for name in sampler_names():
         assert sampler_by_name(name).name == name
     assert sampler_by_name("euler_ancestral") == EulerAncestral(eta=1.0)
-    with pytest.raises(ValueError, match=f"unknown sampler 'unipc': known are {', '.join(names)}"):
-        sampler_by_name("unipc")
+    with pytest.raises(ValueError, match=f"unknown sampler 'deis': known are {', '.join(names)}"):
+        sampler_by_name("deis")
 
 
 @pytest.mark.parametrize("eta", [-0.1, 1.5, math.nan])

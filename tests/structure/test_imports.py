@@ -36,7 +36,7 @@ ONLY_IN_FUNCTIONS = {
     "denoisers": {"diffusers"},
     "vae": {"diffusers"},
     "language": {"tokenizers", "transformers", "jinja2", "llguidance"},
-    "pipelines": {"PIL", "numpy", "safetensors", "tqdm", "huggingface_hub", "diffusers"},
+    "pipelines": {"PIL", "numpy", "safetensors", "tqdm", "huggingface_hub", "diffusers", "av"},
     "plate/training": {"tokenizers"},
     "calotype": {"PIL"},
 }
@@ -46,6 +46,7 @@ HEAVY = (
     "triton",
     "PIL",
     "imageio",
+    "av",
     "tokenizers",
     "tqdm",
     "huggingface_hub",

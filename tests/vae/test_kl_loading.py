@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from original_layouts import is_linear, kl, renamed
 from safetensors.torch import load_file, save_file
 from tiny_kl import KINDS, WEIGHTS, copied, edit_config, save
 from torch import Tensor
@@ -53,7 +54,7 @@ def test_attention_as_it_was_spelt(kind: str, convolutions: bool, folders: dict[
 def test_the_original_layout(prefix: str, others: tuple[str, ...], folders: dict[str, Path], tmp_path: Path) -> None:
     for kind in ("quantised", "shifted"):
         ours = load_kl(folders[kind])
-        weights = original(load_file(folders[kind] / WEIGHTS), ours.config)
+        weights = kl(load_file(folders[kind] / WEIGHTS), ours.config)
         file = {prefix + name: weight for name, weight in weights.items()}
         save_file({**file, **{name: torch.zeros(2) for name in others}}, tmp_path / f"{kind}.safetensors")
         check_same(load_kl_file(tmp_path / f"{kind}.safetensors", ours.config), ours)
@@ -61,7 +62,7 @@ def test_the_original_layout(prefix: str, others: tuple[str, ...], folders: dict
 
 
 def check_against_diffusers(weights: dict[str, Tensor], ours: KLAutoencoder) -> None:
-    """That `original` makes the names that diffusers takes for the original ones."""
+    """That `kl` makes the names that diffusers takes for the original ones."""
     from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
     converted = convert_ldm_vae_checkpoint(weights, ours.config.entries())
@@ -76,41 +77,6 @@ def check_same(a: KLAutoencoder, b: KLAutoencoder) -> None:
     others = b.module.state_dict()
     assert a.module.state_dict().keys() == others.keys()
     assert all(torch.equal(weight, others[name]) for name, weight in a.module.state_dict().items())
-
-
-def original(weights: dict[str, Tensor], config: KLConfig) -> dict[str, Tensor]:
-    """diffusers' names and shapes to the original ones."""
-    names = {
-        "mid_block.resnets.0.": "mid.block_1.",
-        "mid_block.resnets.1.": "mid.block_2.",
-        "mid_block.attentions.0.group_norm.": "mid.attn_1.norm.",
-        "mid_block.attentions.0.to_q.": "mid.attn_1.q.",
-        "mid_block.attentions.0.to_k.": "mid.attn_1.k.",
-        "mid_block.attentions.0.to_v.": "mid.attn_1.v.",
-        "mid_block.attentions.0.to_out.0.": "mid.attn_1.proj_out.",
-        "down_blocks.": "down.",
-        ".downsamplers.0.": ".downsample.",
-        ".upsamplers.0.": ".upsample.",
-        ".resnets.": ".block.",
-        ".conv_shortcut.": ".nin_shortcut.",
-        ".conv_norm_out.": ".norm_out.",
-    }
-    levels = len(config.block_out_channels)
-    names |= {f"up_blocks.{level}.": f"up.{levels - 1 - level}." for level in range(levels)}
-    return {
-        renamed(name, names): weight[:, :, None, None].clone() if is_linear(name, weight) else weight
-        for name, weight in weights.items()
-    }
-
-
-def is_linear(name: str, weight: Tensor) -> bool:
-    return ".attentions." in name and weight.ndim == 2
-
-
-def renamed(name: str, names: dict[str, str]) -> str:
-    for old, new in names.items():
-        name = name.replace(old, new)
-    return name
 
 
 def truncate(folder: Path) -> None:

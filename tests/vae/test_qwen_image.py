@@ -11,6 +11,7 @@ from calotype.core.copies import moved
 from calotype.vae.qwen_image import load_qwen_image_vae, load_qwen_image_vae_file, read_qwen_image_vae_config
 from calotype.vae.tiling import Tiling
 
+from ..original_layouts import wan_name
 from ..tiny_qwen_image import save_vae
 
 
@@ -69,39 +70,10 @@ def test_options_keep_the_result_close(both):
     assert error(half.decode(latents), whole) < 0.1
 
 
-RENAMED = {
-    "conv_in": "conv1",
-    "norm_out": "head.0",
-    "conv_out": "head.2",
-    "mid_block.resnets.0": "middle.0",
-    "mid_block.attentions.0": "middle.1",
-    "mid_block.resnets.1": "middle.2",
-    "down_blocks": "downsamples",
-    "conv_shortcut": "shortcut",
-    "norm1": "residual.0",
-    "conv1.": "residual.2.",
-    "norm2": "residual.3",
-    "conv2.": "residual.6.",
-}
-
-
-def in_wan_layout(name):
-    """A name of diffusers' as Wan has it, for two blocks a level."""
-    if name.startswith(("quant_conv", "post_quant_conv")):
-        return name.replace("post_quant_conv", "conv2").replace("quant_conv", "conv1")
-    for old, new in reversed(RENAMED.items()):
-        name = name.replace(old, new)
-    parts = name.split(".")
-    if parts[1] != "up_blocks":
-        return name
-    place = 2 if parts[3] == "upsamplers" else int(parts[4])
-    return ".".join(("decoder", "upsamples", str(3 * int(parts[2]) + place), *parts[5:]))
-
-
 def test_files_of_wans_layout_load_as_well(both, tmp_path):
     ours, _, folder = both
     weights = load_file(folder / "diffusion_pytorch_model.safetensors")
-    names = {name: in_wan_layout(name) for name in weights}
+    names = {name: wan_name(name) for name in weights}
     assert names["decoder.up_blocks.1.upsamplers.0.resample.1.weight"] == "decoder.upsamples.5.resample.1.weight"
     save_file({names[name]: tensor for name, tensor in weights.items()}, tmp_path / "qwen_image_vae.safetensors")
     other = load_qwen_image_vae_file(tmp_path / "qwen_image_vae.safetensors", read_qwen_image_vae_config(folder))

@@ -1,4 +1,4 @@
-"""The command line: `calotype image | text | chat | replay | inspect | models | diff | doctor`.
+"""The command line: `calotype image | video | text | chat | replay | inspect | models | diff | doctor`.
 
 A mistake of the user's is one line on stderr and exit code 2; an interruption one line and 130. Nothing here imports
 torch before a command runs.
@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from . import chat, diff, doctor, image, inspect, models, replay, text
+from . import chat, diff, doctor, image, inspect, models, replay, text, video
 from .common import Parser, complain
 
-COMMANDS = (image, text, chat, replay, inspect, models, diff, doctor)
+COMMANDS = (image, video, text, chat, replay, inspect, models, diff, doctor)
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
@@ -40,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command; each leaves its function under `run`."""
-    parser = Parser(prog="calotype", description="Words to pictures and text, on this machine.", allow_abbrev=False)
+    parser = Parser(
+        prog="calotype", description="Words to pictures, clips and text, on this machine.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -54,13 +54,13 @@ def words(parts: list[str], what: str = "prompt") -> str:
     return joined
 
 
-def free_names(folder: Path, prompt: str, number: int) -> tuple[Path, ...]:
+def free_names(folder: Path, prompt: str, number: int, suffix: str = ".png") -> tuple[Path, ...]:
     """The first `number` names made of the prompt that are not taken: a-fox.png, a-fox-2.png, a-fox-3.png, ..."""
     slug = re.sub(r"[\W_]+", "-", prompt.lower()).strip("-")[:MAX_SLUG].rstrip("-") or "image"
     names: list[Path] = []
     n = 1
     while len(names) < number:
-        path = folder / (f"{slug}.png" if n == 1 else f"{slug}-{n}.png")
+        path = folder / (f"{slug}{suffix}" if n == 1 else f"{slug}-{n}{suffix}")
         if not path.exists():
             names.append(path)
         n += 1

@@ -9,6 +9,7 @@ EXAMPLES = """\
 examples:
   calotype diff models/FLUX.1-schnell --size 512 --steps 2
   calotype diff models/FLUX.1-dev --prompt "two red boats" --seed 7 --tolerance 1e-5
+  calotype diff models/Qwen-Image-Edit-2509 --image cat.png --image hat.png --prompt "the cat wears the hat"
 """
 PROMPT = "a photo of a fox on a beach"
 DIVERGED = 1
@@ -28,6 +29,14 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="a folder in diffusers' layout")
     parser.add_argument("--prompt", nargs="+", default=[PROMPT], metavar="WORDS", help=f"default: {PROMPT}")
+    parser.add_argument(
+        "--image",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a picture to look at, for models that edit (again for more of them), or that a refiner starts from",
+    )
     parser.add_argument("--size", type=size, metavar="WxH", help="pixels (default: the model's own)")
     parser.add_argument("--steps", type=count, help="denoising steps (default: the model's own)")
     parser.add_argument("--seed", type=int, default=0, help="default 0")
@@ -52,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
         height=height,
         num_inference_steps=options.steps,
         seed=options.seed,
+        images=tuple(options.image),
     )
     stages = compare_folder(options.path, asked)
     for stage in stages:

@@ -13,7 +13,7 @@ from .common import Commands, add_threads_option, use_threads
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("torch", "safetensors", "numpy", "tokenizers", "pillow", "huggingface_hub", "tqdm")
+PACKAGES = ("torch", "safetensors", "numpy", "tokenizers", "pillow", "av", "huggingface_hub", "tqdm")
 OPTIONAL = ("diffusers", "transformers", "xformers", "flash-attn", "triton")
 PROBE_SIDE, PROBE_ROUNDS = 384, 5
 DAMAGED = 1

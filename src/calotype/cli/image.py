@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Commands, add_model_options, count, free_names, size, use_threads, warn, words
+from .common import Commands, free_names, warn, words
+from .making import add_making_options, add_output_option, asked, check_count, load_model
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from ..pipelines.arguments import ImageArguments
     from ..pipelines.result import Result
 
 EXAMPLES = """\
@@ -34,33 +36,14 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("prompt", nargs="+", metavar="PROMPT", help="what to show; words need no quotes")
-    parser.add_argument("-n", "--negative", metavar="WORDS", help="what to stay away from")
-    parser.add_argument("--size", type=size, metavar="WxH", help="pixels: 128 for a square, or WIDTHxHEIGHT as 128x160")
-    parser.add_argument("--steps", type=int, help="denoising steps; more is slower and finer")
-    parser.add_argument(
-        "--guidance", type=float, help="how strictly to follow the words (1: as trained, without extra push)"
-    )
-    parser.add_argument("--seed", type=int, help="same seed, same picture; picture k of --count gets seed + k - 1")
-    parser.add_argument("--count", type=count, default=1, help="how many pictures (default 1)")
+    add_making_options(parser, "picture")
     parser.add_argument("--grid", action="store_true", help="all pictures on one sheet, in one file")
     parser.add_argument("--image", type=Path, action="append", metavar="FILE", help=IMAGE_HELP)
     parser.add_argument(
         "--mask", type=Path, metavar="FILE", help="white where --image may change, black where it stays"
     )
     parser.add_argument("--strength", type=float, help="how far to go from --image: 0 keeps it, 1 forgets it")
-    parser.add_argument(
-        "--sampler", help="euler, heun, dpmpp_2m, euler_ancestral, ddim, pndm or lcm (default: the model's own)"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="a .png, .jpg or .webp file, replaced if it exists (several pictures are numbered), or a folder; "
-        "default: a new name made of the prompt",
-    )
-    add_model_options(parser)
+    add_output_option(parser, "a .png, .jpg or .webp file", "several pictures")
     parser.set_defaults(run=run)
 
 
@@ -69,10 +52,8 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     prompt = words(options.prompt)
     from ..pipelines.files import check_target, open_image
-    from ..pipelines.request import MAX_COUNT
 
-    if options.count > MAX_COUNT:
-        raise ValueError(f"--count is {options.count}; it must be from 1 to {MAX_COUNT}")
+    check_count(options)
     targets = _targets(options, prompt)
     for target in targets:
         check_target(target)
@@ -92,33 +73,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _compute(options: argparse.Namespace, prompt: str, image: "list[Image] | None", mask: "Image | None") -> "Result":
-    from ..pipelines.load import load
-    from ..schedulers import sampler_by_name
+    from ..pipelines.frames import makes_clips
 
-    sampler = None if options.sampler is None else sampler_by_name(options.sampler)
-    use_threads(options.threads)
-    pipe = load(options.model, device=options.device, dtype=options.dtype)
-    width, height = options.size or (None, None)
-    return pipe(
-        prompt,
-        negative_prompt=options.negative,
-        width=width,
-        height=height,
-        num_inference_steps=options.steps,
-        guidance_scale=options.guidance,
-        num_images_per_prompt=options.count,
-        seed=options.seed,
-        image=image,
-        mask_image=mask,
-        strength=options.strength,
-        sampler=sampler,
-        progress=sys.stderr.isatty(),
-    )
+    pipe = load_model(options)
+    if makes_clips(pipe.family):
+        raise ValueError(f"{pipe.source.name} makes clips, not pictures: use calotype video")
+    pictures: ImageArguments = {"image": image, "mask_image": mask, "strength": options.strength}
+    return pipe(prompt, **(asked(options) | pictures), progress=sys.stderr.isatty())
 
 
 def _targets(options: argparse.Namespace, prompt: str) -> tuple[Path, ...]:
     """The files to write."""
-    from ..pipelines.result import numbered
+    from ..pipelines.frame_names import numbered
 
     files = 1 if options.grid else options.count
     output: Path | None = options.output

@@ -1,11 +1,15 @@
-"""`calotype replay FILE`: makes a picture again and says whether it is the same."""
+"""`calotype replay FILE`: makes a picture or a clip again and says whether it is the same."""
 
 import argparse
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .common import Commands, add_threads_option, use_threads, warn
+
+if TYPE_CHECKING:
+    from ..pipelines.replay import Replay
 
 DIFFERENT = 1
 
@@ -14,12 +18,12 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "replay",
-        help="make a picture again from its file",
-        description="Makes a picture again from the manifest in its file, and says whether it is bit-equal. "
-        "Exit code 0: it is; 1: it is not.",
+        help="make a picture or a clip again from its file",
+        description="Makes a picture or a clip again from the manifest in its file, and says whether it is bit-equal: "
+        "to the file, or, where that is a lossy clip, to the frames that were made. Exit code 0: it is; 1: it is not.",
         allow_abbrev=False,
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a picture that calotype made")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a picture or a clip that calotype made")
     parser.add_argument(
         "--image",
         type=Path,
@@ -28,7 +32,9 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
         help="the picture that run started from or looked at, if it did; several: once for each, in their order",
     )
     parser.add_argument("--mask", type=Path, metavar="INPUT", help="the mask of that run, if it had one")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the new picture, manifest included")
+    parser.add_argument("--last-image", type=Path, metavar="INPUT", help="the picture that the clip ended with")
+    parser.add_argument("--video", type=Path, metavar="INPUT", help="the clip that run started from, if it did")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write what was made, manifest included")
     add_threads_option(parser)
     parser.set_defaults(run=run)
 
@@ -36,22 +42,39 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
 def run(options: argparse.Namespace) -> int:
     """Replays, reports, and writes the new picture where asked."""
     started = time.perf_counter()
-    from ..pipelines.files import check_target, open_image, read_manifest, save_image
+    from ..pipelines.clips import check_clip_target
+    from ..pipelines.files import check_target, open_image, read_manifest
 
-    if options.output is not None:
-        check_target(options.output)
     recorded = read_manifest(options.file)
+    if options.output is not None:
+        check = check_target if recorded.frames is None else check_clip_target
+        check(options.output)
     image = None if options.image is None else [open_image(file) for file in options.image]
-    mask = None if options.mask is None else open_image(options.mask)
+    mask, last = (None if file is None else open_image(file) for file in (options.mask, options.last_image))
     from ..pipelines.replay import replay
 
     use_threads(options.threads or recorded.threads)
-    replayed = replay(options.file, image=image, mask_image=mask, progress=sys.stderr.isatty())
+    replayed = replay(
+        options.file,
+        image=image,
+        mask_image=mask,
+        last_image=last,
+        video=options.video,
+        progress=sys.stderr.isatty(),
+    )
     for line in (*replayed.result.warnings, *replayed.remarks):
         warn(line)
     if options.output is not None:
-        save_image(replayed.image, options.output, replayed.again)
-        print(options.output)
-    verdict = "bit-equal" if replayed.bit_equal else f"different, by up to {replayed.largest_difference} of 255"
-    print(f"{options.file}: {verdict}  (seed {recorded.seed}, {time.perf_counter() - started:.1f} s)")
+        for file in replayed.save(options.output):
+            print(file)
+    print(f"{options.file}: {_verdict(replayed)}  (seed {recorded.seed}, {time.perf_counter() - started:.1f} s)")
     return 0 if replayed.bit_equal else DIFFERENT
+
+
+def _verdict(replayed: "Replay") -> str:
+    difference = f"by up to {replayed.largest_difference} of 255"
+    if not replayed.bit_equal:
+        return f"different, {difference}"
+    if replayed.largest_difference == 0:
+        return "bit-equal"
+    return f"the frames are bit-equal to those that were made; those in this lossy file differ from them {difference}"

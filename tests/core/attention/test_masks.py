@@ -55,6 +55,15 @@ def test_the_dense_mask_is_built_once() -> None:
     assert mask.dense(3, 4, CPU) is mask.dense(3, 4, CPU)
 
 
+def test_what_is_added_to_scores_is_built_once_for_each_format() -> None:
+    mask = AttentionMask(causal=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        bias = mask.bias(2, 3, dtype, CPU)
+        assert bias is not None and bias.dtype == dtype and bias is mask.bias(2, 3, dtype, CPU)
+        assert bias.tolist() == [[[[0, -torch.inf, -torch.inf], [0, 0, -torch.inf]]]]
+    assert FULL.bias(2, 3, torch.float32, CPU) is None
+
+
 @pytest.mark.parametrize(
     ("mask", "num_queries", "num_keys", "expected"),
     [

@@ -182,6 +182,15 @@ def test_some_blocks_may_read_another_mask_and_other_tables() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("sandwich", [False, True])
+def test_some_tokens_may_be_kept_alone(sandwich: bool) -> None:
+    block, x = make_block(sandwich=sandwich), Stream(x=torch.randn(2, 5, WIDTH))
+    prepared = inputs(5, AttentionMask(causal=True))
+    kept = block(x, replace(prepared, kept=lambda x: x[:, 1::2]), NoCache(), 0).x
+    torch.testing.assert_close(kept, block(x, prepared, NoCache(), 0).x[:, 1::2])
+
+
+@torch.no_grad()
 def test_experts_may_stand_in_the_place_of_the_mlp() -> None:
     experts = ExpertsConfig(count=4, active=2, hidden=6)
     sizes = {"width": WIDTH, "heads": 4, "kv_heads": 2, "head_width": HEAD, "hidden": 20}

@@ -1,0 +1,75 @@
+"""The manifest of one run of a pipeline."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..denoisers.base import Prompt
+from .clips import read_clip
+from .edit import begins_with_image
+from .frames import makes_clips
+from .manifest import Manifest, Task, digest_input
+from .plan import Plan, used_generators
+from .request import Request
+
+if TYPE_CHECKING:
+    from .image import ImagePipeline
+
+INPUTS = ("image", "last_image", "mask_image", "latents")
+"""Arguments of which the manifest keeps digests, as they are given."""
+
+
+def manifest_of_run(pipe: "ImagePipeline", request: Request, plan: Plan) -> Manifest:
+    """What a pipeline made of a request, by its plan."""
+    given = request.given_conditioning
+    inputs: dict[str, object] = {name: vars(request)[name] for name in INPUTS}
+    inputs["video"] = read_clip(request.video).frames if isinstance(request.video, str | Path) else request.video
+    inputs["conditioning"] = None if given is None else prompt_tensors(given)
+    inputs["generator"] = [each.get_state() for each in used_generators(request)] or None
+    extra = dict(pipe.family.described(request))
+    extra |= {name: list(texts) for name, texts in plan.other_texts.items()}
+    extra |= {"num_frames": plan.num_frames} if makes_clips(pipe.family) else {}
+    return Manifest.build(
+        family=pipe.source.family,
+        model=pipe.source.name,
+        weights=pipe.source.weights,
+        task=_task(pipe, request),
+        prompts=plan.prompts,
+        unexpanded=plan.unexpanded,
+        negative_prompts=plan.negative_prompts,
+        seeds=plan.seeds,
+        width=plan.width,
+        height=plan.height,
+        schedule=plan.full_schedule,
+        sampler=plan.sampler,
+        guidance=plan.guidance,
+        strength=plan.strength,
+        inputs={name: digest_input(value) for name, value in inputs.items() if value is not None},
+        dtype=pipe.dtype,
+        device=pipe.device,
+        attention=",".join(backend.name for backend in pipe.attention.backends),
+        num_images_per_prompt=request.num_images_per_prompt,
+        extra=extra,
+    )
+
+
+def prompt_tensors(prompt: Prompt) -> list[Tensor]:
+    """All that a prompt holds, for both sides."""
+    parts = (prompt.positive,) if prompt.negative is None else (prompt.positive, prompt.negative)
+    each = (
+        (part.states, part.lengths, part.pooled, part.time_ids, part.picture_states, *part.references) for part in parts
+    )
+    return [tensor for tensors in each for tensor in tensors if tensor is not None]
+
+
+def _task(pipe: "ImagePipeline", request: Request) -> Task:
+    if request.video is not None:
+        return "video-to-video"
+    if makes_clips(pipe.family):
+        return "text-to-video" if request.image is None else "image-to-video"
+    if request.mask_image is not None:
+        return "inpaint"
+    if request.image is None:
+        return "text-to-image"
+    return "edit" if pipe.editing is not None and not begins_with_image(request) else "image-to-image"
