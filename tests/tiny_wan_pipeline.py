@@ -3,10 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
+from PIL import Image
 from tiny_text_encoders import randomised, t5_model, t5_tokenizer
 from tiny_wan import wan_transformer
 from tiny_wan_vae import WAN_2_1, WAN_2_2, wan_vae
+
+import calotype
 
 SIZES: dict[str, Any] = {"text_dim": 32}
 BESIDE = {"in_channels": 12}  # latents, a mask of 4, latents of the pictures
@@ -77,6 +81,35 @@ def wan_pipeline(folder: Path, kind: str = "text", *, scheduler: Any = None, **s
     pipe.set_progress_bar_config(disable=True)
     pipe.save_pretrained(folder)
     return pipe
+
+
+class WanPipelines:
+    """Pipelines by kind, each made once, in folders below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._made: dict[str, tuple[Path, Any]] = {}
+        self._both: dict[str, tuple[Any, Any]] = {}
+
+    def made(self, kind: str) -> tuple[Path, Any]:
+        """The folder of a kind, and diffusers' pipeline of it."""
+        if kind not in self._made:
+            folder = self.root / kind.replace(" ", "-")
+            self._made[kind] = (folder, wan_pipeline(folder, kind))
+        return self._made[kind]
+
+    def both(self, kind: str) -> tuple[Any, Any]:
+        """Ours and theirs, of a kind."""
+        if kind not in self._both:
+            folder, theirs = self.made(kind)
+            self._both[kind] = (calotype.load(folder), theirs)
+        return self._both[kind]
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """One of random pixels."""
+    levels = numpy.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=numpy.uint8)
+    return Image.fromarray(levels)
 
 
 _KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -162,6 +162,19 @@ def sdxl_refiner() -> Whole:
     return Whole(kind="StableDiffusionXLImg2ImgPipeline", parts=parts, written=written, index=index)
 
 
+SD3: dict[str, Any] = {
+    "sample_size": 128,
+    "num_layers": 2,
+    "attention_head_dim": 64,
+    "num_attention_heads": 1,
+    "caption_projection_dim": 64,
+    "joint_attention_dim": 192,
+    "pos_embed_max_size": 50,
+    "pooled_projection_dim": 64 + 96,
+    "qk_norm": "rms_norm",
+}
+
+
 def sd3() -> Whole:
     """Stable Diffusion 3.5; the smaller CLIP's projection is the identity, and in the file any other."""
     from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
@@ -169,19 +182,7 @@ def sd3() -> Whole:
     torch.manual_seed(11)
     small = clip_model(projection=True, **CLIP, projection_dim=64, hidden_act="quick_gelu")
     small.text_projection.weight.copy_(torch.eye(64))
-    transformer = _drawn(
-        SD3Transformer2DModel(
-            sample_size=128,
-            num_layers=2,
-            attention_head_dim=64,
-            num_attention_heads=1,
-            caption_projection_dim=64,
-            joint_attention_dim=192,
-            pos_embed_max_size=50,
-            pooled_projection_dim=64 + 96,
-            qk_norm="rms_norm",
-        )
-    )
+    transformer = _drawn(SD3Transformer2DModel(**SD3))
 
     def written(weights: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         config = SD3Config.from_entries(dict(transformer.config))
