@@ -2,7 +2,7 @@
 
     python benchmarks/quality.py                       # the whole test set at the defaults, then a part of it over
     steps and guidance
-    python benchmarks/quality.py --share 0.1 --steps 10 --guidance 2 --json quality.json --sheet quality.png
+    python benchmarks/quality.py --share 0.1 --steps 10 --guidance 1.5 --json quality.json --sheet quality.png
 
 Everything a caption states must be right: objects and their number, place, size, background. Intervals are 95 %
 (Wilson).
@@ -29,7 +29,7 @@ from calotype.plate.training.evaluate import (
 from calotype.plate.training.judge import judge
 from calotype.plate.training.sheet import contact_sheet
 
-STEPS, GUIDANCE = 10, 2.0  # the defaults of the bundled model
+STEPS, GUIDANCE = 10, 1.5  # the defaults of the bundled model
 SHEET = 64  # pictures on a sheet
 
 
@@ -58,7 +58,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=1.0, help="part of the test set at the first setting, 0..1")
     parser.add_argument("--sweep-share", type=float, default=0.25, help="part of the test set at the others")
     parser.add_argument("--steps", type=int, nargs="*", default=[STEPS, 4, 20])
-    parser.add_argument("--guidance", type=float, nargs="*", default=[GUIDANCE, 1.0, 3.0, 5.0])
+    parser.add_argument("--guidance", type=float, nargs="*", default=[GUIDANCE, 1.0, 2.0, 5.0])
     parser.add_argument("--seed", type=int, default=2024, help="of the captions")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

@@ -37,7 +37,7 @@ from .scenes import render
 
 SCENES = 200  # that the preview is fitted to
 
-RECIPE = Recipe(guidance_scale=2.0, shift=2.0)  # the best of a few guidances (1.5, 2, 3) and shifts (1, 2), 10 steps
+RECIPE = Recipe(guidance_scale=1.5, shift=2.0)  # the better one of guidances 1.5 and 2 at 10 steps; shift 2 over 1
 
 
 @dataclass(frozen=True, kw_only=True)
