@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from .json_file import json_object
+from .naming import naming
 
 Config = TypeVar("Config")
 Made = TypeVar("Made")
@@ -23,10 +24,8 @@ def read_config(folder: Path, what: str, parse: Callable[[Mapping[str, object]],
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; {what}'s folder in diffusers' layout holds one")
     entries = json_object(path)
-    try:
+    with naming(path):
         return parse(entries)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def made(name: str, make: Callable[[], Made]) -> Made:

@@ -69,11 +69,9 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     than the arithmetic.
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    if activation == "silu" and not torch.is_grad_enabled():
-        return functional.silu(gate, inplace=True).mul_(up)
-    if activation == "silu":
-        return functional.silu(gate) * up
-    return functional.gelu(gate, approximate="tanh") * up
+    keeps = torch.is_grad_enabled()
+    activated = functional.silu(gate, inplace=not keeps) if activation == "silu" else gelu(gate, "tanh")
+    return activated * up if keeps else activated.mul_(up)
 
 
 def gelu(x: Tensor, approximate: Literal["none", "tanh"]) -> Tensor:

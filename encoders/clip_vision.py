@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.json_file import json_object
+from ..core.naming import naming
 from ..core.offload import StoredWeights
 from ..core.saving import Held
 from ..language.families.base import Entries
@@ -134,10 +135,9 @@ def load_clip_vision(
     place = processor / PROCESSOR_CONFIG
     if not place.is_file():
         raise FileNotFoundError(f"no {PROCESSOR_CONFIG} in {processor}")
-    try:
-        reader = SquareReader.from_entries(json_object(place))
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
+    entries = json_object(place)
+    with naming(place):
+        reader = SquareReader.from_entries(entries)
     model, stored = load_text_model(
         folder, text_architecture(folder, KNOWN), variant=variant, device=device, dtype=dtype
     )

@@ -200,8 +200,7 @@ def load_decoder_encoder(
     after the last layer and the vision tower are not loaded.
 
     A negative layer counts from the end: -1 stands for all blocks. `variant` picks one of several copies of the
-    weights. On the meta device, weights stay in the files, and
-    each call reads them.
+    weights. On the meta device, weights stay in the files, and each call reads them.
 
     Raises:
         FileNotFoundError: a folder, a config.json, the weights or the tokenizer's files are missing.

@@ -15,6 +15,7 @@ from ..core.hub import hub_folder, is_hub_id
 from ..core.json_file import json_object
 from ..core.key_map import KeyMap
 from ..core.loading import build_on_meta, load_weights
+from ..core.naming import naming
 from ..core.offload import StoredWeights, filled
 from ..core.stored_tensor import StoredTensor
 from ..core.weight_source import are_equal
@@ -174,10 +175,8 @@ def model_config(source: ModelSource) -> LanguageModelConfig:
     """The sizes of a model. Errors as for `load_transformers_folder`."""
     entries, place = read_entries(source), config_place(source)
     refuse_quantised_entries(place.parent, entries)
-    try:
+    with naming(place):
         return family_of(entries).config(entries)
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
 
 
 def _head_is_tied(tensors: Mapping[str, StoredTensor]) -> bool:

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..core.naming import naming
 from ..denoisers.base import Conditioning, Prompt
 from ..encoders.base import TextEncoder
 from .pictures import read_lists, size_text
@@ -139,10 +140,8 @@ def with_picture_states(prompt: Prompt, states: Tensor | None) -> Prompt:
 
 
 def _fitted(editing: Editing, picture: Tensor, k: int) -> Tensor:
-    try:
+    with naming(f"image, picture {k}"):
         return editing.fitted(picture)
-    except ValueError as error:
-        raise ValueError(f"image, picture {k}: {error}") from None
 
 
 def _side_by_side(fitted: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:

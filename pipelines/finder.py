@@ -8,7 +8,6 @@ from typing import TypeAlias
 from ..core.component_files import component_files
 from ..core.hub import Listing, hub_folder, is_hub_id
 from ..core.json_file import json_object
-from .families import family_of_class, titles
 from .folders import CONFIG, INDEX
 from .parts import Layout
 
@@ -67,6 +66,8 @@ class Finder:
         raise ValueError(f"{listing.repository!r} is no model in diffusers' layout (it has no {INDEX}){what}")
 
     def _of_components(self, listing: Listing, components: Components) -> set[str]:
+        from .families import family_of_class, titles  # which import every denoiser
+
         name = json_object(listing.peek(INDEX)).get("_class_name")
         family = family_of_class(str(name))
         if family is None:

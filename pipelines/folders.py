@@ -15,6 +15,11 @@ _LENGTH_BYTES = 8
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
+def is_diffusers(path: Path) -> bool:
+    """Whether it is a folder in diffusers' layout."""
+    return (path / INDEX).is_file()
+
+
 def pipeline_class(folder: Path) -> str:
     """The class of pipeline that a folder was saved from.
 

@@ -15,7 +15,7 @@ from ..vae.base import Autoencoder
 from ..vae.kl_keys import PREFIXES
 from .families import FolderFamily, family_of_folder
 from .finder import Components, Finder
-from .folders import INDEX
+from .folders import is_diffusers
 from .given import Given
 from .parts import Layout, Places, place_of
 
@@ -141,11 +141,6 @@ def gather(source: Path, family: FolderFamily, given: Given, finder: Finder) -> 
         tokenizers={role: search.tokenizer(role) for role in layout.tokenizers},
         others={name: place for name in layout.others if (place := search.other(name)) is not None},
     )
-
-
-def is_diffusers(path: Path) -> bool:
-    """Whether it is a folder in diffusers' layout."""
-    return (path / INDEX).is_file()
 
 
 def check_files(places: Places) -> None:

@@ -63,6 +63,11 @@ class Given:
                 found |= {folders[role] for role in roles if role in folders}
         return frozenset(found)
 
+    def needed(self, layout: Layout) -> list[str]:
+        """The folders of components that the source must have."""
+        covered = self.covered(layout)
+        return [name for name in layout.folders if name not in covered]
+
     @property
     def keywords(self) -> tuple[str, ...]:
         """The names of those that are given."""

@@ -22,10 +22,11 @@ from ..language.config import LanguageModelConfig
 from ..language.gguf_config import gguf_config
 from ..vae.kl_keys import PREFIXES as AUTOENCODER_PREFIXES
 from .finder import Finder
-from .folders import CONFIG, entries_of
-from .gather import Gathered, gather, is_diffusers
+from .folders import CONFIG, entries_of, is_diffusers
+from .gather import Gathered, gather
 from .given import Given
-from .load import BUNDLED, bundled_folder, family_of, is_plate
+from .load import BUNDLED, bundled_folder, is_plate
+from .load_family import family_of
 
 DTYPES = (torch.float32, torch.bfloat16)
 VALUES_PER_TOKEN, VALUES_PER_PIXEL = 20, 4

@@ -1,37 +1,22 @@
 """From a source to a pipeline."""
 
-import dataclasses
 from pathlib import Path
-from typing import cast, get_args
+from typing import cast
 
 import torch
 
 from .. import plate as bundled
 from ..core.attention.base import AttentionSelector
 from ..core.attention.registry import attention_selector
-from ..core.component_files import weights_files
-from ..core.copies import moved
 from ..core.json_file import json_object
-from ..denoisers.unet import NO_BLOCKS
-from ..language.checkpoints import StoredModel
 from ..vae.base import Autoencoder
-from .families import FolderFamily, family_of_folder, titles
-from .finder import SINGLE, Finder
-from .folders import CONFIG
-from .gather import gather, is_diffusers
+from .finder import Finder
+from .folders import CONFIG, is_diffusers
 from .given import EncoderSources, Given, PartSource, TokenizerSources
 from .image import ImagePipeline
-from .origin import origin_of
-from .parts import Layout, Offload, Parts
 from .placement import device_named, dtype_named
-from .recognise import recognise
 
 BUNDLED = "plate"
-PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
-SUPPORTED = (
-    f"{BUNDLED!r} (the bundled model), folders that its pipe.save() wrote, folders in diffusers' layout and hub ids of "
-    f"{titles()}, and .safetensors or .gguf files of their denoisers"
-)
 
 
 def load(
@@ -80,62 +65,21 @@ def load(
     given = Given(denoiser=denoiser, encoders=encoders, tokenizers=tokenizers, vae=vae)
     finder = Finder(revision=revision, variant=variant, token=token, local_files_only=local_files_only)
     path = _bundled_or(source, given, finder)
-    if is_plate(path):
+    plain = is_plate(path)
+    if plain:
         _refuse_arguments(source, given, finder, offload)
     place = device_named("cpu" if device is None else device)
     kind = dtype_named(torch.float32 if dtype is None else dtype)
     selector = attention if isinstance(attention, AttentionSelector) else attention_selector(attention)
-    if is_plate(path):
+    if plain:
         from .plate import load_plate
 
         name = BUNDLED if source is None or source == BUNDLED else str(path.resolve())
         return load_plate(path, name, device=place, dtype=kind, attention=selector)
-    family = family_of(path, given)
-    chosen = _offload(offload, family)
-    places = gather(path, family, given, dataclasses.replace(finder, revision=None)).places(variant)
+    from .load_family import load_family
+
     name = str(path.resolve()) if Path(str(source)).expanduser().exists() else str(source)
-    parts = Parts(**vars(places), name=name, device=place, dtype=kind, attention=selector, offload=chosen)
-    return _loaded(family, parts)
-
-
-def family_of(path: Path, given: Given) -> FolderFamily:
-    """The family of a folder in diffusers' layout, or of a denoiser in a file or a component's folder.
-
-    Raises:
-        FileNotFoundError, ValueError: it has none, or cannot be told from it.
-    """
-    if is_diffusers(path):
-        return family_of_folder(path)
-    _refuse_other_files(path)
-    if given.denoiser is not None:
-        raise ValueError(f"denoiser: {path} is one already; give a folder in diffusers' layout to replace its denoiser")
-    try:
-        return recognise(weights_files(path))
-    except ValueError as error:
-        raise ValueError(f"cannot load {str(path)!r}: {error}") from None
-
-
-def _offload(offload: str | None, family: FolderFamily) -> Offload:
-    """A choice that the family has. ValueError otherwise."""
-    if offload == "blocks" and family.layout.denoiser == "unet":
-        raise ValueError(
-            f"offload is 'blocks', which walks a list of equal blocks; {NO_BLOCKS}: {family.title} takes 'encoders'"
-        )
-    for choice in get_args(Offload):
-        if choice == (offload or "none"):
-            return choice
-    raise ValueError(f"offload is {offload!r}; it must be one of {', '.join(get_args(Offload))}")
-
-
-def _loaded(family: FolderFamily, parts: Parts) -> ImagePipeline:
-    """The pipeline; encoders that stay in their files are told the device that they run on."""
-    pipe = family.load(parts)
-    pipe = dataclasses.replace(pipe, origin=origin_of(pipe, family.layout, parts))
-    if parts.offload == "none":
-        return pipe
-    read = {role for role, part in parts.encoders.items() if isinstance(part, Path | StoredModel)}
-    told = {role: moved(pipe.encoders[role], parts.device, None) for role in read}
-    return dataclasses.replace(pipe, encoders={**pipe.encoders, **told})
+    return load_family(path, name, given, finder, device=place, dtype=kind, attention=selector, offload=offload)
 
 
 def is_plate(path: Path) -> bool:
@@ -147,20 +91,17 @@ def is_plate(path: Path) -> bool:
 
 
 def _bundled_or(source: str | Path | None, given: Given, finder: Finder) -> Path:
-    """The file or folder that a source stands for."""
+    """The file or folder that a source stands for. The families are imported where it is not the bundled model."""
     if source is None or source == BUNDLED:
         return bundled_folder()
+    from .load_family import supported
+
     if not isinstance(cast(object, source), str | Path) or source == "":
-        raise ValueError(f"cannot load {source!r}, of type {type(source).__name__}; supported today are {SUPPORTED}")
+        raise ValueError(f"cannot load {source!r}, of type {type(source).__name__}; supported today are {supported()}")
     try:
-        return finder.find(source, lambda layout: _needed(layout, given), whole=True)
+        return finder.find(source, given.needed, whole=True)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"cannot load {str(source)!r}: {error}; supported today are {SUPPORTED}") from None
-
-
-def _needed(layout: Layout, given: Given) -> list[str]:
-    """The components of a repository that are not given."""
-    return [name for name in layout.folders if name not in given.covered(layout)]
+        raise FileNotFoundError(f"cannot load {str(source)!r}: {error}; supported today are {supported()}") from None
 
 
 def _refuse_arguments(source: str | Path | None, given: Given, finder: Finder, offload: str | None) -> None:
@@ -170,30 +111,6 @@ def _refuse_arguments(source: str | Path | None, given: Given, finder: Finder, o
         raise ValueError(f"{name}: {source or BUNDLED} does not use this argument; it is loaded whole, from one folder")
     if offload not in (None, "none"):
         raise ValueError(f"offload: {source or BUNDLED} does not use this argument; it is small, and always in memory")
-
-
-def _refuse_other_files(path: Path) -> None:
-    """Says what a path is that holds no denoiser by its name."""
-    looks: str | None = None
-    if path.is_dir():
-        looks = _looks_of_folder(path)
-    elif path.suffix == ".incomplete":
-        looks = "a download that did not finish"
-    elif path.suffix.lower() in PICKLED:
-        looks = f"a {path.suffix} file: pickled weights are never loaded, convert them to safetensors"
-    elif path.suffix.lower() not in SINGLE:
-        looks = f"a {path.suffix or 'nameless'} file"
-    if looks is not None:
-        raise ValueError(f"cannot load {str(path)!r}, {looks}; supported today are {SUPPORTED}")
-
-
-def _looks_of_folder(path: Path) -> str | None:
-    if not (path / CONFIG).is_file():
-        found = sorted(file.name for file in path.iterdir() if file.suffix.lower() in SINGLE)
-        inside = f"; it holds {', '.join(found[:3])}, which may be files to load" if found else ""
-        return f"a folder without a config.json or a model_index.json{inside}"
-    is_denoiser = "_class_name" in json_object(path / CONFIG)
-    return None if is_denoiser else "a language model's folder, which calotype.load_language_model may load"
 
 
 def bundled_folder() -> Path:

@@ -10,6 +10,7 @@ import torch
 from ..core.attention.base import AttentionSelector
 from ..core.checkpoint import Files, part_of, resolve_files
 from ..core.component_files import has_variant, refuse_quantised, weights_files
+from ..core.naming import naming
 from ..core.shapes import Shapes
 from ..denoisers.shapes import PREFIXES, Marks
 from ..encoders.base import TextEncoder
@@ -139,10 +140,8 @@ class Places:
             refuse_quantised(self.denoiser)
             return from_entries(entries_of(self.denoiser / CONFIG))
         shapes = Shapes.read(self.denoiser_files)
-        try:
+        with naming(self.denoiser):
             return from_shapes(shapes)
-        except ValueError as error:
-            raise ValueError(f"{self.denoiser}: {error}") from None
 
     def scheduler_config(self, from_entries: Callable[[Mapping[str, Any]], _C], preset: _C) -> _C:
         """The scheduler's config, from its file where there is one."""

@@ -3,8 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -19,6 +18,7 @@ from ..core.json_file import json_object
 from ..core.key_map import KeyMap, named_weights
 from ..core.key_rules import Layout, Rule
 from ..core.loading import build_on_meta, load_weights, save_weights
+from ..core.naming import naming
 from ..core.whole_file import whole_file
 from ..denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from ..encoders.language import LanguageModelEncoder
@@ -201,22 +201,13 @@ def part(folder: Path, config: Mapping[str, Any], name: str, kind: type[Config])
     Raises:
         ValueError: entries that are unknown, missing, of another type, out of range, or do not go together.
     """
-    with _named(folder):
+    with naming(folder / "config.json"):
         return _part(config, name, kind)
 
 
 def _recipe(folder: Path, config: Mapping[str, Any]) -> Recipe:
-    with _named(folder):
+    with naming(folder / "config.json"):
         return Recipe.from_config(entries(config, "recipe"))
-
-
-@contextmanager
-def _named(folder: Path) -> Generator[None, None, None]:
-    """Errors in the folder's config name its file."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
 
 
 def _part(config: Mapping[str, Any], name: str, kind: type[Config]) -> Config:

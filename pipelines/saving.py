@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.naming import naming
 from ..core.saving import Component, Saveable, write_weights
 from ..core.whole_file import whole_folder
 from ..encoders.base import TextEncoder
@@ -107,10 +108,8 @@ def _component(field: str, name: str, part: object, origin: Origin) -> Component
     """What is saved of the denoiser or the autoencoder."""
     if not isinstance(part, Saveable):
         raise ValueError(f"cannot save {field}: a {type(part).__name__} has no place in a folder in diffusers' layout")
-    try:
+    with naming(f"cannot save {field}"):
         component = part.component()
-    except ValueError as error:
-        raise ValueError(f"cannot save {field}: {error}") from None
     file = origin.configs.get(name)
     if file is not None and file.config == part.config:
         return Component(entries=file.entries, weights=component.weights)
@@ -131,8 +130,7 @@ def _check_encoders(pipe: "ImagePipeline", origin: Origin) -> None:
 def _text(role: str, encoder: TextEncoder, origin: Origin) -> TextComponent:
     """What is saved of a text encoder, which must read prompts as the one that is loaded for its role does."""
     what = f"cannot save encoders[{role!r}]"
-    if not isinstance(encoder, SaveableEncoder):
-        raise ValueError(f"{what}: a {type(encoder).__name__} has no place in a folder in diffusers' layout")
+    saveable = _saveable(what, encoder)
     now, then = settings_of(encoder), origin.settings.get(role)
     if then is not None and now != then:
         name = next(name for name in now | dict(then) if now.get(name) != then.get(name))
@@ -140,10 +138,7 @@ def _text(role: str, encoder: TextEncoder, origin: Origin) -> TextComponent:
             f"{what}: its {name} is {now.get(name)!r}, which a folder does not hold: it would be loaded with "
             f"{then.get(name)!r}"
         )
-    try:
-        return encoder.component()
-    except (ValueError, FileNotFoundError) as error:
-        raise type(error)(f"{what}: {error}") from None
+    return _encoder_component(what, saveable)
 
 
 def _picture_encoder(pipe: "ImagePipeline") -> TextComponent | None:
@@ -152,8 +147,16 @@ def _picture_encoder(pipe: "ImagePipeline") -> TextComponent | None:
     if encoder is None:
         return None
     what = "cannot save the picture encoder"
+    return _encoder_component(what, _saveable(what, encoder))
+
+
+def _saveable(what: str, encoder: object) -> SaveableEncoder:
     if not isinstance(encoder, SaveableEncoder):
         raise ValueError(f"{what}: a {type(encoder).__name__} has no place in a folder in diffusers' layout")
+    return encoder
+
+
+def _encoder_component(what: str, encoder: SaveableEncoder) -> TextComponent:
     try:
         return encoder.component()
     except (ValueError, FileNotFoundError) as error:

@@ -82,13 +82,11 @@ def sd(**sizes: Any) -> Whole:
     model = unet(entries)
 
     def written(weights: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        names, clip = unet_names(unet_config(dict(model.config))), clip_names(weights["text_encoder"])
         positions = {"cond_stage_model.transformer.text_model.embeddings.position_ids": torch.arange(77)[None]}
         return {
-            **{f"{DENOISER}{names(name)}": x for name, x in weights["unet"].items()},
-            **prefixed("cond_stage_model.transformer.", clip),
+            **_unet_and_autoencoder(model, weights),
+            **prefixed("cond_stage_model.transformer.", clip_names(weights["text_encoder"])),
             **positions,
-            **prefixed("first_stage_model.", kl(dict(weights["vae"]), KLConfig(block_out_channels=(32, 32)))),
             "alphas_cumprod": torch.ones(1000),
             "model_ema.num_updates": torch.zeros(()),
         }
@@ -115,12 +113,10 @@ def sdxl() -> Whole:
     model = unet({**entries, "projection_class_embeddings_input_dim": 6 * 256 + 96})
 
     def written(weights: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        names = unet_names(unet_config(dict(model.config)))
         return {
-            **{f"{DENOISER}{names(name)}": x for name, x in weights["unet"].items()},
+            **_unet_and_autoencoder(model, weights),
             **prefixed("conditioner.embedders.0.transformer.", clip_names(weights["text_encoder"])),
             **prefixed("conditioner.embedders.1.model.", open_clip(weights["text_encoder_2"])),
-            **prefixed("first_stage_model.", kl(dict(weights["vae"]), KLConfig(block_out_channels=(32, 32)))),
         }
 
     parts = {
@@ -144,12 +140,8 @@ def sdxl_refiner() -> Whole:
     model = unet({**entries, "projection_class_embeddings_input_dim": 5 * 256 + 96, "sample_size": 128})
 
     def written(weights: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        names = unet_names(unet_config(dict(model.config)))
-        return {
-            **{f"{DENOISER}{names(name)}": x for name, x in weights["unet"].items()},
-            **prefixed("conditioner.embedders.0.model.", open_clip(weights["text_encoder_2"])),
-            **prefixed("first_stage_model.", kl(dict(weights["vae"]), KLConfig(block_out_channels=(32, 32)))),
-        }
+        texts = prefixed("conditioner.embedders.0.model.", open_clip(weights["text_encoder_2"]))
+        return {**_unet_and_autoencoder(model, weights), **texts}
 
     parts = {
         "unet": model,
@@ -192,7 +184,7 @@ def sd3() -> Whole:
             **comfy("clip_l", other),
             **comfy("clip_g", weights["text_encoder_2"]),
             **comfy("t5xxl", weights["text_encoder_3"]),
-            **prefixed("first_stage_model.", kl(dict(weights["vae"]), KLConfig(block_out_channels=(32, 32)))),
+            **_first_stage(weights["vae"]),
         }
 
     parts = {
@@ -324,6 +316,16 @@ def without(whole: Whole, *beginnings: str) -> Whole:
         return {name: x for name, x in whole.written(weights).items() if not name.startswith(beginnings)}
 
     return replace(whole, written=written)
+
+
+def _unet_and_autoencoder(model: Any, weights: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    names = unet_names(unet_config(dict(model.config)))
+    denoiser = {f"{DENOISER}{names(name)}": x for name, x in weights["unet"].items()}
+    return {**denoiser, **_first_stage(weights["vae"])}
+
+
+def _first_stage(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return prefixed("first_stage_model.", kl(dict(weights), KLConfig(block_out_channels=(32, 32))))
 
 
 def _published(name: str) -> list[float]:

@@ -19,6 +19,7 @@ from ..core.component_files import component_weights
 from ..core.copies import moved
 from ..core.diffusers_config import made
 from ..core.loading import build_on_meta, load_weights
+from ..core.naming import naming
 from ..core.saving import Component, weights_of
 from .kl_config import CLASS_NAME, KLConfig, read_kl_config
 from .kl_keys import kl_key_map
@@ -82,8 +83,7 @@ class KLAutoencoder:
             check_side(side, length, self.downsampling)
         encoder = self._half("encoder", "quant_conv" if self.config.use_quant_conv else None)
         moments = self._in_parts(encoder, pixels[:, :, 0], unit_in=self.downsampling, unit_out=1)
-        mean, log_variance = moments[:, :, None].chunk(2, dim=1)
-        std = torch.exp(0.5 * log_variance.clamp(-30.0, 20.0))
+        mean, std = mean_and_std(moments[:, :, None])
         shift, scale = self._shift_and_scale(mean)
         return (mean - shift) * scale, std * scale
 
@@ -134,10 +134,8 @@ def load_kl(
     folder = Path(folder)
     config = read_kl_config(folder)
     files = component_weights(folder, variant)
-    try:
+    with naming(folder / "config.json"):
         module = _build(config)
-    except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
     return _loaded(module, config, files, device=device, dtype=dtype, tiling=tiling, slicing=slicing)
 
 
@@ -178,6 +176,12 @@ def _build(config: KLConfig) -> nn.Module:
     return made(CLASS_NAME, lambda: build_on_meta(lambda: build(**config.entries())))
 
 
+def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of a posterior, [B, C, ...] each, of what an encoder gives: [B, 2 C, ...], mean and log variance."""
+    mean, log_variance = moments.chunk(2, dim=1)
+    return mean, torch.exp(0.5 * log_variance.clamp(-30.0, 20.0))
+
+
 def drawn_latents(mean: Tensor, std: Tensor, noise: Tensor | None) -> Tensor:
     """A posterior's mean, or mean + std * `noise`. Raises ValueError for noise of another shape."""
     if noise is None:
@@ -211,13 +215,23 @@ def _in_float32(module: nn.Module) -> nn.Module:
 
 
 def _check(name: str, x: Tensor, channels: int) -> None:
-    if x.ndim != 5 or x.shape[1] != channels or 0 in x.shape:
-        raise ValueError(f"{name} have shape {list(x.shape)}; it must be [rows, {channels}, 1, height, width]")
+    check_volume(name, x, channels, frames="1")
     if x.shape[2] != 1:
         raise ValueError(
             f"{name} have {x.shape[2]} frames; this autoencoder takes pictures, which have 1: give it each frame as a"
             " row of its own"
         )
+    check_floating(name, x)
+
+
+def check_volume(name: str, x: Tensor, channels: int, *, frames: str = "frames") -> None:
+    """Refuse, with a ValueError, what is no volume of so many channels; `frames`: how many, in words."""
+    if x.ndim != 5 or x.shape[1] != channels or 0 in x.shape:
+        raise ValueError(f"{name} have shape {list(x.shape)}; it must be [rows, {channels}, {frames}, height, width]")
+
+
+def check_floating(name: str, x: Tensor) -> None:
+    """Refuse, with a ValueError, what is not of floating-point numbers."""
     if not x.is_floating_point():
         raise ValueError(f"{name} are {x.dtype}; they must be floating-point numbers")
 

@@ -18,6 +18,7 @@ from ..core.checkpoint import Files
 from ..core.component_files import component_weights
 from ..core.diffusers_config import FLAGS, NUMBERS, SIZE, SIZES, Kind, known_entries, made, read_config
 from ..core.loading import build_on_meta, load_weights
+from ..core.naming import naming
 from ..core.shapes import Shapes
 from .causal_conv import with_causal_convs
 from .kl import KLAutoencoder
@@ -115,10 +116,8 @@ def load_qwen_image_vae(
     """The autoencoder of a folder in diffusers' layout; arguments and errors as for `load_kl`."""
     folder = Path(folder)
     config = read_qwen_image_vae_config(folder)
-    try:
+    with naming(folder / "config.json"):
         module = _build(config)
-    except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
     files = component_weights(folder, variant)
     return _loaded(module, config, files, device=device, dtype=dtype, tiling=tiling, slicing=slicing)
 

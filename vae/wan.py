@@ -20,11 +20,12 @@ from ..core.checkpoint import Files
 from ..core.component_files import component_weights
 from ..core.diffusers_config import made
 from ..core.loading import build_on_meta, load_weights
+from ..core.naming import naming
 from ..core.saving import Component
 from ..core.shapes import Shapes
 from .causal_conv import CausalConv, with_causal_convs
 from .frames import check_frames
-from .kl import autoencoder_component, check_side, drawn_latents
+from .kl import autoencoder_component, check_floating, check_side, check_volume, drawn_latents, mean_and_std
 from .tiling import InParts, Tiling
 from .wan_config import CLASS_NAME, WanVAEConfig, read_wan_vae_config, sized_wan_vae_config
 from .wan_keys import PREFIXES, wan_key_map
@@ -88,9 +89,9 @@ class WanAutoencoder:
         step = self.temporal_downsampling
         groups = [pixels[:, :, :1], *(pixels[:, :, i : i + step] for i in range(1, pixels.shape[2], step))]
         encoded = self._walked("encoder", self._encoded, groups, (self.downsampling, 1))
-        mean, log_variance = torch.cat(list(encoded), dim=2).chunk(2, dim=1)
+        mean, std = mean_and_std(torch.cat(list(encoded), dim=2))
         shift, scale = self._statistics(mean.device)
-        return (mean - shift) / scale, torch.exp(0.5 * log_variance.clamp(-30.0, 20.0)) / scale
+        return (mean - shift) / scale, std / scale
 
     def decode(self, latents: Tensor) -> Tensor:
         """Pixels [B, 3, F, H, W], about -1..1, of latents [B, C, f, h, w]. Raises ValueError for another shape, or
@@ -163,10 +164,8 @@ def load_wan_vae(
     folder = Path(folder)
     config = read_wan_vae_config(folder)
     files = component_weights(folder, variant)
-    try:
+    with naming(folder / "config.json"):
         module = _build(config)
-    except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
     return _loaded(module, config, files, device=device, dtype=dtype, tiling=tiling, slicing=slicing)
 
 
@@ -222,7 +221,5 @@ def _unfolded(folded: Tensor, patch: int) -> Tensor:
 
 
 def _check(name: str, x: Tensor, channels: int) -> None:
-    if x.ndim != 5 or x.shape[1] != channels or 0 in x.shape:
-        raise ValueError(f"{name} have shape {list(x.shape)}; it must be [rows, {channels}, frames, height, width]")
-    if not x.is_floating_point():
-        raise ValueError(f"{name} are {x.dtype}; they must be floating-point numbers")
+    check_volume(name, x, channels)
+    check_floating(name, x)

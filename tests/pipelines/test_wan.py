@@ -23,7 +23,7 @@ from calotype.pipelines.base import Cancelled
 from calotype.pipelines.finite import NonFiniteError
 from calotype.pipelines.manifest import Manifest
 
-from ..tiny_wan_pipeline import WanPipelines, euler, picture, wan_pipeline
+from ..tiny_wan_pipeline import euler, picture, wan_pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -33,23 +33,8 @@ WIDE = {"height": 16, "width": 32}
 
 
 @pytest.fixture(scope="module")
-def pipelines(tmp_path_factory):
-    return WanPipelines(tmp_path_factory.mktemp("wan"))
-
-
-@pytest.fixture(scope="module")
-def made(pipelines):
-    return pipelines.made
-
-
-@pytest.fixture(scope="module")
-def both(pipelines):
-    return pipelines.both
-
-
-@pytest.fixture(scope="module")
-def ours(both):
-    return both("text")[0]
+def ours(wan):
+    return wan.both("text")[0]
 
 
 def reference(pipe, **arguments):
@@ -88,18 +73,18 @@ def compare(both, seeds, arguments, theirs_alone=None, *, known=0):
         (17, SMALL, {"guidance_scale": 1.0}),
     ],
 )
-def test_text_to_video(both, frames, size, told):
+def test_text_to_video(wan, frames, size, told):
     """5.0 is the scale where none is said, with an empty negative prompt; up to 1 there is no guidance."""
     told = {"prompt": PROMPTS, "num_frames": frames, "num_inference_steps": 3, **size, **told}
     other = {} if "negative_prompt" in told else {"negative_prompt": ["", ""]}  # it wants a list beside a list
-    result = compare(both("text"), (5, 9), told, other)
+    result = compare(wan.both("text"), (5, 9), told, other)
     assert result.fps == 16
     assert result.warnings == ()
     assert (result.images is None) == (frames > 1)
 
 
-def test_conditioning_and_schedule(both):
-    ours, theirs = both("text")
+def test_conditioning_and_schedule(wan):
+    ours, theirs = wan.both("text")
     encoded = ours.encode(calotype.Request(prompt=PROMPTS, num_inference_steps=4, num_frames=5, **SMALL))
     states, negative = theirs.encode_prompt(PROMPTS, ["", ""], max_sequence_length=512)
     for side, expected in ((encoded.conditioning.positive, states), (encoded.conditioning.negative, negative)):
@@ -130,8 +115,8 @@ def test_exactly_the_frames_that_are_asked_for(ours):
 
 
 @pytest.mark.parametrize("boundary", [0.0, 0.6, 0.9, 1.0])
-def test_two_experts(made, boundary):
-    folder, theirs = made("experts")
+def test_two_experts(wan, boundary):
+    folder, theirs = wan.made("experts")
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, "boundary_ratio": boundary}))
     theirs.register_to_config(boundary_ratio=boundary)
@@ -141,8 +126,8 @@ def test_two_experts(made, boundary):
     compare((pipe, theirs), (5, 9), {**told, "guidance_scale": 3.0, "guidance_scale_2": 4.5})
 
 
-def test_scales_of_two_experts(both):
-    ours, _ = both("experts")
+def test_scales_of_two_experts(wan):
+    ours, _ = wan.both("experts")
     told = {"prompt": PROMPTS[0], "num_frames": 1, "num_inference_steps": 1, "output_type": "latent", **SMALL}
     encoded = [
         ours.encode(calotype.Request(**told, guidance_scale=3.0, guidance_scale_2=second)) for second in (None, 3.0, 2)
@@ -154,17 +139,17 @@ def test_scales_of_two_experts(both):
 
 
 @pytest.mark.parametrize("frames", [1, 5])
-def test_a_model_of_both_tasks(both, frames):
+def test_a_model_of_both_tasks(wan, frames):
     """TI2V-5B: its tokens have times of their own; 2 frames a group, 8 pixels a cell."""
-    ours, theirs = both("first")
+    ours, theirs = wan.both("first")
     told = {"prompt": PROMPTS, "negative_prompt": ["a cat", ""], "num_frames": frames, "num_inference_steps": 3, **WIDE}
     compare((ours, theirs), (5, 9), told)
 
 
-def test_a_model_of_both_tasks_begins_with_a_picture(both):
+def test_a_model_of_both_tasks_begins_with_a_picture(wan):
     from diffusers import WanImageToVideoPipeline
 
-    ours, theirs = both("first")
+    ours, theirs = wan.both("first")
     other = WanImageToVideoPipeline.from_pipe(theirs, expand_timesteps=True)
     other.set_progress_bar_config(disable=True)
     told = {"prompt": PROMPTS, "negative_prompt": ["a cat", ""], "num_frames": 5, "num_inference_steps": 3, **WIDE}
@@ -182,19 +167,19 @@ def test_a_model_of_both_tasks_begins_with_a_picture(both):
         ("first and last", ["image", "last_image"]),
     ],
 )
-def test_image_to_video(both, kind, pictures):
+def test_image_to_video(wan, kind, pictures):
     """A picture of another size and aspect is resized, with a warning; the vision tower sees it as it was given."""
     given = {name: picture(30, 19, seed) for seed, name in enumerate(pictures)}
     told = {"negative_prompt": ["a cat"], "num_frames": 9, "num_inference_steps": 3, **WIDE, **given}
-    result = compare(both(kind), (5,), {"prompt": PROMPTS[:1], **told})
+    result = compare(wan.both(kind), (5,), {"prompt": PROMPTS[:1], **told})
     assert result.warnings == tuple(f"{name}: 30x19 is resized to 32x16" for name in pictures)
 
 
 @pytest.mark.parametrize("strength", [0.3, 0.8, 1.0])
-def test_video_to_video(both, strength):
+def test_video_to_video(wan, strength):
     from diffusers import WanVideoToVideoPipeline
 
-    ours, theirs = both("text")
+    ours, theirs = wan.both("text")
     other = WanVideoToVideoPipeline(
         **{name: theirs.components[name] for name in ("tokenizer", "text_encoder", "transformer", "vae", "scheduler")}
     )
@@ -205,8 +190,8 @@ def test_video_to_video(both, strength):
     assert result.manifest.task == "video-to-video"
 
 
-def test_clips_to_start_from(both, tmp_path):
-    ours, _ = both("text")
+def test_clips_to_start_from(wan, tmp_path):
+    ours, _ = wan.both("text")
     told = {"num_inference_steps": 2, "seed": 3, "output_type": "np"}
     frames = numpy.random.default_rng(0).integers(0, 256, (7, 16, 24, 3), dtype=numpy.uint8)
     cut = ours("a cat", video=frames, **told)
@@ -234,8 +219,8 @@ def test_clips_to_start_from(both, tmp_path):
             ours("a cat", **given, **told)
 
 
-def test_each_prompt_has_its_picture(both):
-    ours, _ = both("pictures")
+def test_each_prompt_has_its_picture(wan):
+    ours, _ = wan.both("pictures")
     pictures = [picture(20, 16, 1), picture(32, 18, 2)]
     told = {"num_frames": 5, "num_inference_steps": 2, "output_type": "latent", **WIDE}
     together = ours(PROMPTS, image=pictures, num_videos_per_prompt=2, seed=4, **told).latents
@@ -253,9 +238,9 @@ def test_rows_are_alone(ours):
         assert error(alone, together[row : row + 1]) < 1e-5
 
 
-def test_stages_compose_and_resume(both):
+def test_stages_compose_and_resume(wan):
     for kind in ("text", "experts"):
-        ours, _ = both(kind)
+        ours, _ = wan.both(kind)
         told = {"prompt": PROMPTS, "num_frames": 5, "num_inference_steps": 3, "seed": 1, "output_type": "np", **SMALL}
         whole = ours(**told)
         encoded = ours.encode(calotype.Request(**told))
@@ -277,9 +262,9 @@ def test_one_step_and_cancelling(ours, monkeypatch):
         ours(PROMPTS[0], cancel=cancel, on_step=lambda _: cancel.set(), **{**told, "num_inference_steps": 3})
 
 
-def test_an_expert_that_is_not_finite_is_named(both):
+def test_an_expert_that_is_not_finite_is_named(wan):
     """The second one, whose turn comes in the second of two steps."""
-    ours, _ = both("experts")
+    ours, _ = wan.both("experts")
     low = copy.deepcopy(ours.denoiser.low)
     next(low.blocks[1].parameters()).data.fill_(torch.nan)
     broken = dataclasses.replace(ours, denoiser=dataclasses.replace(ours.denoiser, low=low, boundary=0.8))
@@ -288,8 +273,8 @@ def test_an_expert_that_is_not_finite_is_named(both):
     assert (caught.value.step, caught.value.total) == (1, 2)
 
 
-def test_two_threads_on_one_pipeline(both):
-    ours, _ = both("experts")
+def test_two_threads_on_one_pipeline(wan):
+    ours, _ = wan.both("experts")
     told = {"num_frames": 5, "num_inference_steps": 2, "output_type": "np", "progress": False, **SMALL}
     calls = [{"prompt": PROMPTS[0], "seed": 1}, {"prompt": PROMPTS[1], "seed": 2, "num_frames": 7}]
     expected = [ours(**{**told, **call}).videos for call in calls]
@@ -321,8 +306,8 @@ def test_clips_by_output_type(ours):
         by_type["pil"].pil()
 
 
-def test_the_manifest_says_it_all(both):
-    ours, _ = both("experts")
+def test_the_manifest_says_it_all(wan):
+    ours, _ = wan.both("experts")
     told = {"num_frames": 3, "num_inference_steps": 2, "guidance_scale_2": 2.0, "max_sequence_length": 9, **SMALL}
     first = ours(PROMPTS[0], negative_prompt="a cat", seed=3, **told)
     manifest = Manifest.from_json(first.manifest.to_json())
@@ -335,13 +320,13 @@ def test_the_manifest_says_it_all(both):
 
 
 @pytest.mark.parametrize("kind", ["experts", "pictures"])
-def test_weights_may_stay_in_their_files(both, made, kind):
-    ours, _ = both(kind)
+def test_weights_may_stay_in_their_files(wan, kind):
+    ours, _ = wan.both(kind)
     given = {"image": picture(16, 16)} if kind == "pictures" else {}
     told = {"num_frames": 5, "num_inference_steps": 2, "seed": 3, "output_type": "latent", **SMALL, **given}
     expected = ours(PROMPTS[0], **told).latents
     for offload in ("encoders", "blocks"):
-        lean = calotype.load(made(kind)[0], offload=offload)
+        lean = calotype.load(wan.made(kind)[0], offload=offload)
         assert torch.equal(lean(PROMPTS[0], **told).latents, expected)
     denoiser = lean.denoiser.low if kind == "experts" else lean.denoiser
     assert all(parameter.is_meta for parameter in denoiser.blocks.parameters())
@@ -371,7 +356,7 @@ def test_weights_may_stay_in_their_files(both, made, kind):
         ("first", {"image": picture(8, 8), "strength": 0.5}, "image: a clip begins with it, or starts from a video"),
     ],
 )
-def test_mistakes(both, kind, arguments, message):
-    ours, _ = both(kind)
+def test_mistakes(wan, kind, arguments, message):
+    ours, _ = wan.both(kind)
     with pytest.raises(ValueError, match=message):
         ours("a cat", **{**WIDE, "num_frames": 5, "num_inference_steps": 1, **arguments})

@@ -13,32 +13,17 @@ import calotype.pipelines.inspection
 
 from ..fake_hub import Hub
 from ..tiny_wan import in_original_layout
-from ..tiny_wan_pipeline import WanPipelines, picture, unipc, wan_pipeline
+from ..tiny_wan_pipeline import picture, unipc, wan_pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 SMALL = {"height": 16, "width": 16}
 
 
-@pytest.fixture(scope="module")
-def pipelines(tmp_path_factory):
-    return WanPipelines(tmp_path_factory.mktemp("wan"))
-
-
-@pytest.fixture(scope="module")
-def made(pipelines):
-    return pipelines.made
-
-
-@pytest.fixture(scope="module")
-def both(pipelines):
-    return pipelines.both
-
-
-def test_only_what_a_repository_has_is_downloaded(made, monkeypatch):
+def test_only_what_a_repository_has_is_downloaded(wan, monkeypatch):
     pictures = {"image_encoder", "image_processor"}
     for kind, others in (("text", set()), ("experts", {"transformer_2"}), ("pictures", pictures)):
-        folder, _ = made(kind)
+        folder, _ = wan.made(kind)
         found = {
             path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()
         }
@@ -48,13 +33,13 @@ def test_only_what_a_repository_has_is_downloaded(made, monkeypatch):
         assert folders == {"text_encoder", "tokenizer", "transformer", "vae", "scheduler"} | others
 
 
-def test_parts_that_are_missing_or_do_not_fit(made, tmp_path):
+def test_parts_that_are_missing_or_do_not_fit(wan, tmp_path):
     folder = tmp_path / "model"
-    shutil.copytree(made("experts")[0], folder)
+    shutil.copytree(wan.made("experts")[0], folder)
     shutil.rmtree(folder / "transformer_2")
     with pytest.raises(FileNotFoundError, match="has no folder 'transformer_2'"):
         calotype.load(folder)
-    shutil.copytree(made("pictures")[0] / "transformer", folder / "transformer", dirs_exist_ok=True)
+    shutil.copytree(wan.made("pictures")[0] / "transformer", folder / "transformer", dirs_exist_ok=True)
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, "boundary_ratio": None}))
     with pytest.raises(FileNotFoundError, match="has no folder 'image_encoder'"):
@@ -65,10 +50,10 @@ def test_parts_that_are_missing_or_do_not_fit(made, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["experts", "first", "first and last"])
-def test_a_folder_that_is_saved_is_the_same_model(both, kind, tmp_path):
+def test_a_folder_that_is_saved_is_the_same_model(wan, kind, tmp_path):
     import diffusers
 
-    ours, _ = both(kind)
+    ours, _ = wan.both(kind)
     pictures = {"first": ["image"], "first and last": ["image", "last_image"]}.get(kind, [])
     told = {name: picture(16, 16, seed) for seed, name in enumerate(pictures)}
     told |= {"num_frames": 5, "num_inference_steps": 2, "seed": 3, "output_type": "latent", **SMALL}
@@ -108,14 +93,14 @@ def test_a_file_of_the_denoiser(kind, tmp_path):
     assert ("transformer_2" in names) == (kind == "beside")
 
 
-def test_a_copy_in_another_dtype(both):
-    ours, _ = both("pictures")
+def test_a_copy_in_another_dtype(wan):
+    ours, _ = wan.both("pictures")
     half = ours.to(dtype="bfloat16")
     told = {"image": picture(16, 16), "num_frames": 1, "num_inference_steps": 1, "output_type": "latent", **SMALL}
     assert half("a cat", seed=1, **told).latents.dtype is torch.float32
     assert half.looking.encoder.model.dtype is torch.bfloat16
     assert ours.looking.encoder.model.dtype is torch.float32
-    two, _ = both("experts")
+    two, _ = wan.both("experts")
     halves = two.to(dtype="bfloat16").denoiser
     assert {each.image_in.weight.dtype for each in (halves.high, halves.low)} == {torch.bfloat16}
     assert two.denoiser.low.image_in.weight.dtype is torch.float32

@@ -167,3 +167,9 @@ def test_import_brings_nothing_heavy(light_imports: list[tuple[float, set[str]]]
         assert "calotype" in modules
         assert not {module.split(".")[0] for module in modules} & set(HEAVY)
         assert {module for module in modules if module.startswith("calotype.")} == {"calotype._version"}
+
+
+def test_the_bundled_model_brings_no_other_family() -> None:
+    code = "import sys, calotype; calotype.load(); print('calotype.pipelines.families' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "False"
