@@ -4,8 +4,10 @@ Legend: N clips, K different ones, C latent channels, F frames, f latent frames,
 frame but the first), H W pixels, h w latent cells, Lp picture states, Dv their width.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -172,6 +174,18 @@ def read_shown(request: Request, looking: Looking | None) -> Shown | None:
         rows=spread_count(len(first), "image", *counts),
         last_rows=spread_count(len(last), "last_image", *counts) if last else (),
     )
+
+
+def with_frames(request: Request) -> Request:
+    """The request with the frames of its clip in place of a file.
+
+    Raises:
+        ValueError, FileNotFoundError: no file of a clip.
+    """
+    from .clips import read_clip
+
+    video = request.video
+    return dataclasses.replace(request, video=read_clip(video).frames) if isinstance(video, str | Path) else request
 
 
 def makes_clips(family: Family) -> bool:

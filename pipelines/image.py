@@ -30,7 +30,7 @@ from .ends import Ends, FlowEnds
 from .expansion import expanded
 from .family import Family, NegativeFamily, PlainFamily
 from .finite import NonFiniteError, is_finite
-from .frames import Looking, Seen, frames_in_group, makes_clips, read_shown, whole_groups
+from .frames import Looking, Seen, frames_in_group, makes_clips, read_shown, whole_groups, with_frames
 from .handed import read_handed, sized
 from .inpaint import MaskReader
 from .origin import Origin
@@ -136,11 +136,21 @@ class ImagePipeline:
             self.masking.check(request)
         references, cells = read_references(request, self.editing), self.vae.downsampling
         handed, shown = read_handed(request, self.vae.latent_channels), read_shown(request, self.looking)
+        request = with_frames(request)
         inputs = read_inputs(request, references, looks=self.looking is not None) if handed is None else None
         request = request if handed is None else sized(request, handed, cells)
-        units = {"downsampling": cells, "group": frames_in_group(self.vae)}
-        plan = make_plan(request, self.recipe, inputs, references, family=self.family, ends=self.ends, **units)
-        fitted, sides = None if shown is None else shown.fitted(plan, units["group"]), (plan.height, plan.width)
+        group = frames_in_group(self.vae)
+        plan = make_plan(
+            request,
+            self.recipe,
+            inputs,
+            references,
+            family=self.family,
+            ends=self.ends,
+            downsampling=cells,
+            group=group,
+        )
+        fitted, sides = None if shown is None else shown.fitted(plan, group), (plan.height, plan.width)
         shape = (plan.num_images, self.vae.latent_channels, plan.latent_frames, *(side // cells for side in sides))
         initial = self._initial(request, shape)
         request, plan = expanded(request, plan)

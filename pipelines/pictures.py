@@ -52,14 +52,10 @@ def read_videos(clips: "Clips") -> Tensor:
 
 
 def _clips(given: "Clips") -> "Sequence[Pictures]":
-    """One clip or several, each as a batch or a list of frames."""
+    """One clip or several, none of them a file, each as a batch or a list of frames."""
     import numpy
 
     arrays, lists = (Tensor, numpy.ndarray), (list, tuple)
-    if isinstance(given, str | Path):
-        from .clips import read_clip
-
-        return [read_clip(given).frames]
     if isinstance(given, arrays):
         return [*given] if given.ndim == 5 else [given]  # pyright: ignore[reportReturnType]
     several = [isinstance(item, lists) or (isinstance(item, arrays) and item.ndim == 4) for item in _items(given)]

@@ -1,12 +1,10 @@
 """The manifest of one run of a pipeline."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..denoisers.base import Prompt
-from .clips import read_clip
 from .edit import begins_with_image
 from .frames import makes_clips
 from .manifest import Manifest, Task, digest_input
@@ -16,7 +14,7 @@ from .request import Request
 if TYPE_CHECKING:
     from .image import ImagePipeline
 
-INPUTS = ("image", "last_image", "mask_image", "latents")
+INPUTS = ("image", "last_image", "mask_image", "latents", "video")
 """Arguments of which the manifest keeps digests, as they are given."""
 
 
@@ -24,7 +22,6 @@ def manifest_of_run(pipe: "ImagePipeline", request: Request, plan: Plan) -> Mani
     """What a pipeline made of a request, by its plan."""
     given = request.given_conditioning
     inputs: dict[str, object] = {name: vars(request)[name] for name in INPUTS}
-    inputs["video"] = read_clip(request.video).frames if isinstance(request.video, str | Path) else request.video
     inputs["conditioning"] = None if given is None else prompt_tensors(given)
     inputs["generator"] = [each.get_state() for each in used_generators(request)] or None
     extra = dict(pipe.family.described(request))
