@@ -32,7 +32,7 @@ TIME_SCALE = 300.0  # the largest angle of the time
 @dataclass(frozen=True, kw_only=True)
 class PlateDenoiserConfig:
     """Sizes. `rotary_axes` are the widths for (text position or frame, row, column); frames begin at `frame_offset` on
-    the first axis; `places` is the largest number of token rows or columns."""
+    the first axis; `places` is the largest number of token rows or columns, `frames` that of latent frames."""
 
     latent_channels: int = 8
     patch: int = 2
@@ -47,6 +47,7 @@ class PlateDenoiserConfig:
     rotary_theta: float = 100.0
     frame_offset: int = 32
     places: int = 32
+    frames: int = 1
     norm_eps: float = 1e-6
 
     def block(self) -> DecoderConfig:
@@ -105,6 +106,7 @@ class PlateDenoiser(nn.Module):
         self.text_norm = RMSNorm(config.width, eps=config.norm_eps)
         self.row = nn.Parameter(sine_table(config.places, config.width // 2))
         self.column = nn.Parameter(sine_table(config.places, config.width // 2))
+        self.frame = nn.Parameter(torch.zeros(config.frames - 1, config.width)) if config.frames > 1 else None
         self.time_in = nn.Linear(config.time_width, config.time_width)
         self.time_out = nn.Linear(config.time_width, config.time_width)
         self.blocks = nn.ModuleList(DecoderBlock(config.block()) for _ in range(config.layers))
@@ -193,20 +195,27 @@ class PlateDenoiser(nn.Module):
         return rotary_table(self.config.rotary(), torch.cat((grid, _text_positions(states))))
 
     def position_embedding(self, shape: tuple[int, ...]) -> Tensor:
-        """The learned embeddings of each picture token's row and column side by side, [N, D]; the same for every frame.
+        """The learned embeddings of each picture token's row and column side by side, [N, D], in frames after the first
+        plus that of the frame.
 
         Raises:
-            ValueError: more rows or columns than the model has embeddings for.
+            ValueError: more rows, columns or frames than the model has embeddings for.
         """
         _, _, frames, height, width = shape
         rows, columns = height // self.config.patch, width // self.config.patch
         if max(rows, columns) > self.config.places:
             places = self.config.places
             raise ValueError(f"{rows} x {columns} picture tokens; this model has places for {places} a side")
+        if frames > self.config.frames:
+            raise ValueError(f"{frames} latent frames; this model makes up to {self.config.frames}")
         half = self.config.width // 2
         row = self.row[:rows, None].expand(rows, columns, half)
         column = self.column[None, :columns].expand(rows, columns, half)
-        return torch.cat((row, column), dim=-1).flatten(0, 1).repeat(frames, 1)
+        cells = torch.cat((row, column), dim=-1).flatten(0, 1)
+        if self.frame is None:
+            return cells
+        later = cells + self.frame[: frames - 1, None]  # [F - 1, N / F, D]
+        return torch.cat((cells, later.flatten(0, 1)))
 
     def num_image_tokens(self, shape: tuple[int, ...]) -> int:
         """N for latents of `shape`."""

@@ -1,13 +1,18 @@
-"""The picture autoencoder of `plate`: 8x in space, frame by frame, so that a picture is a clip of one frame.
+"""The autoencoder of `plate`: 8x in space. `PlateVAE` works frame by frame, so that a picture is a clip of one frame;
+`PlateClipVAE` keeps one frame in a few, and draws the others from two that it keeps.
 
-Legend: B batch, C channels, F frames, H W pixels, h w = H/8 W/8 latent cells.
+Legend: B batch, C channels, F frames, f latent frames, G frames in a group, H W pixels, h w = H/8 W/8 latent cells,
+D channels at 1/8.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from .frames import check_frames
 
 DOWNSAMPLING = 8
 
@@ -73,6 +78,78 @@ class PlateVAE(nn.Module):
         return latents * self.latent_std.view(1, -1, 1, 1, 1) + self.latent_mean.view(1, -1, 1, 1, 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlateClipVAEConfig(PlateVAEConfig):
+    """Sizes: `group` is G, `between_blocks` are those before and after a pair of latent frames becomes G frames."""
+
+    group: int = 4
+    between_blocks: tuple[int, int] = (4, 3)
+
+
+class PlateClipVAE(PlateVAE):
+    """The first frame, and the last one of each group after it, are latent frames, alike those of pictures. A group is
+    drawn from its own latent frame and the one before it, so decoding is causal."""
+
+    def __init__(self, config: PlateClipVAEConfig) -> None:
+        super().__init__(config)
+        self.group = config.group
+        self.between = Between(config)
+
+    @property
+    def temporal_downsampling(self) -> int:
+        """G."""
+        return self.group
+
+    def encode(self, pixels: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Normalised latents [B, C, f, h, w] of pixels [B, 3, F, H, W] in -1..1, of which one frame in G is read.
+
+        Raises ValueError for frames that are no whole number of groups after the first."""
+        check_frames(pixels.shape[2], self.group)
+        return super().encode(pixels[:, :, :: self.group])
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Pixels [B, 3, 1 + (f - 1) G, H, W], about -1..1, of normalised latents [B, C, f, h, w]."""
+        return torch.cat([*self.stream_decode(latents)], dim=2)
+
+    def stream_decode(self, latents: Tensor) -> Iterator[Tensor]:
+        """What `decode` gives: the first frame, then group by group."""
+        raw = self.denormalise(latents.to(self.latent_mean.dtype))
+        return self._groups(raw)
+
+    def _groups(self, raw: Tensor) -> Iterator[Tensor]:
+        first, *rest = raw.unbind(2)
+        before = self.decoder.features(first)
+        yield self.decoder.pixels(before)[:, :, None]
+        for frame in rest:
+            after = self.decoder.features(frame)
+            yield self.between(before, after)
+            before = after
+
+
+class Between(nn.Module):
+    """A group of frames, of the decoder's features of the latent frames before it and of its own. It begins as a fade
+    from one to the other."""
+
+    def __init__(self, config: PlateClipVAEConfig) -> None:
+        super().__init__()
+        deep = config.decoder_widths[0]
+        before, after = config.between_blocks
+        self.pair = _conv(2 * deep, deep)
+        self.blocks = nn.Sequential(*(ResidualBlock(deep, config.norm_eps) for _ in range(before)))
+        self.spread = nn.Conv2d(deep, config.group * deep, 1)
+        self.refine = nn.Sequential(*(ResidualBlock(deep, config.norm_eps) for _ in range(after)))
+        self.tail = nn.Sequential(*_tail(config))
+        self.register_buffer("shares", torch.arange(1, config.group + 1) / config.group, persistent=False)
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        """Features [B, D, h, w] of both to frames [B, 3, G, H, W]."""
+        shares: Tensor = self.get_buffer("shares").to(before.dtype).view(-1, 1, 1, 1)
+        fade = before[:, None] + shares * (after - before)[:, None]  # [B, G, D, h, w]
+        moved = self.spread(self.blocks(self.pair(torch.cat((before, after), dim=1)))).view(fade.shape)
+        frames: Tensor = self.tail(self.refine((fade + moved).flatten(0, 1)))
+        return frames.unflatten(0, (len(before), -1)).transpose(1, 2)
+
+
 class Encoder(nn.Sequential):
     """Frames [N, 3, H, W] to moments [N, 2C, h, w]."""
 
@@ -94,20 +171,21 @@ class Decoder(nn.Sequential):
     """Raw latents [N, C, h, w] to frames [N, 3, H, W]."""
 
     def __init__(self, config: PlateVAEConfig) -> None:
-        eighth, quarter, half = config.decoder_widths
-        blocks = config.decoder_blocks
+        eighth, blocks = config.decoder_widths[0], config.decoder_blocks[0]
         super().__init__(
             _conv(config.latent_channels, eighth),
-            *(ResidualBlock(eighth, config.norm_eps) for _ in range(blocks[0])),
-            *_upsample(eighth, quarter),
-            *(ResidualBlock(quarter, config.norm_eps) for _ in range(blocks[1])),
-            *_upsample(quarter, half),
-            *(ResidualBlock(half, config.norm_eps) for _ in range(blocks[2])),
-            ChannelNorm(half, config.norm_eps),
-            nn.SiLU(),
-            _conv(half, 12),
-            nn.PixelShuffle(2),
+            *(ResidualBlock(eighth, config.norm_eps) for _ in range(blocks)),
+            *_tail(config),
         )
+        self.depth = 1 + blocks
+
+    def features(self, raw: Tensor) -> Tensor:
+        """The state at 1/8 of the resolution, [N, D, h, w]."""
+        return _through([*self][: self.depth], raw)
+
+    def pixels(self, features: Tensor) -> Tensor:
+        """The frames of that state."""
+        return _through([*self][self.depth :], features)
 
 
 class ResidualBlock(nn.Module):
@@ -141,6 +219,28 @@ class ChannelNorm(nn.Module):
 
 def _conv(width_in: int, width_out: int) -> nn.Conv2d:
     return nn.Conv2d(width_in, width_out, 3, padding=1)
+
+
+def _through(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def _tail(config: PlateVAEConfig) -> list[nn.Module]:
+    """From features at 1/8 of the resolution to pixels."""
+    eighth, quarter, half = config.decoder_widths
+    _, blocks_quarter, blocks_half = config.decoder_blocks
+    return [
+        *_upsample(eighth, quarter),
+        *(ResidualBlock(quarter, config.norm_eps) for _ in range(blocks_quarter)),
+        *_upsample(quarter, half),
+        *(ResidualBlock(half, config.norm_eps) for _ in range(blocks_half)),
+        ChannelNorm(half, config.norm_eps),
+        nn.SiLU(),
+        _conv(half, 12),
+        nn.PixelShuffle(2),
+    ]
 
 
 def _upsample(width_in: int, width_out: int) -> tuple[nn.Module, nn.Module]:

@@ -204,13 +204,27 @@ def _caption(words: str, background: str | None, random: np.random.Generator) ->
     if background is None:
         return words
     if background not in PLAIN_COLOURS:
-        phrase = str(random.choice(_PLACE_PHRASES[background]))
+        phrase = background_words(background, random)
         return f"{phrase}, {words}" if random.random() < 0.06 else f"{words} {phrase}"
-    colour = str(random.choice(_COLOUR_WORDS.get(background, (background,))))
+    colour = _colour_word(background, random)
     if random.random() < 0.15:
         return f"{words}, {colour} background"
-    phrase = str(random.choice(_PLAIN_PHRASES)).format(colour)
-    return f"{words} {phrase.replace('a orange', 'an orange')}"
+    return f"{words} {_plain_phrase(colour, random)}"
+
+
+def background_words(background: str, random: np.random.Generator) -> str:
+    """One of the phrases that say where something is."""
+    if background in _PLACE_PHRASES:
+        return str(random.choice(_PLACE_PHRASES[background]))
+    return _plain_phrase(_colour_word(background, random), random)
+
+
+def _colour_word(background: str, random: np.random.Generator) -> str:
+    return str(random.choice(_COLOUR_WORDS.get(background, (background,))))
+
+
+def _plain_phrase(colour: str, random: np.random.Generator) -> str:
+    return str(random.choice(_PLAIN_PHRASES)).format(colour).replace("a orange", "an orange")
 
 
 def _sized(index: int, size: int, state_size: bool, random: np.random.Generator) -> tuple[str, int | None]:

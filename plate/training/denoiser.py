@@ -3,19 +3,20 @@
     python -m calotype.plate.training.denoiser --run runs/denoiser --latents runs/latents --language runs/language \\
         --steps 5000 --processes 2
 
-Flow matching with sigma from a logit-normal (85 %) or uniform (15 %) distribution, half of them shifted by 3; captions
-are dropped one time in ten. An auxiliary head on the middle of the stack names the object on each picture token (weight
-0.1); it is not shipped. Muon on the matrices of the blocks, AdamW on the rest, an exponential moving average of the
-weights. Processes on one machine average their gradients through gloo.
+With `--clips FOLDER` every other step is one of clips, and the model gets an embedding for each frame but the first.
+
+Flow matching with sigma from a logit-normal (85 %) or uniform (15 %) distribution, half of them shifted by 3 (of clips,
+three quarters); captions are dropped one time in ten. An auxiliary head on the middle of the stack names the object on
+each picture token (weight 0.1); it is not shipped. Muon on the matrices of the blocks, AdamW on the rest, an
+exponential moving average of the weights. Processes on one machine average their gradients through gloo.
 """
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, distributed, nn
@@ -30,19 +31,20 @@ from ...denoisers.fitting import text_mask
 from ...denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from ...language.model import LanguageModel
 from ...language.padding import padded
-from ...language.tokenizer import Tokenizer, load_tokenizer
+from ...language.tokenizer import load_tokenizer
+from .courses import Course, Data, courses_of, figures, smoothed
 from .language import language_config
-from .latents import read_shard
+from .motions import key_frames
 from .muon import Muon, sum_over_processes
 from .objects import object_names
 from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
 from .tokenizer import BOS, EOS
 
 LAYER = 2  # of the language model, before the final norm
-MAX_TOKENS = 32
 DROPPED = 0.1
 BACKGROUND_WEIGHT = 0.15
-SHIFT, SHIFTED = 3.0, 0.5  # of the noise levels, and the share of them that is shifted
+SHIFT = 3.0  # of the noise levels
+SHIFTED, CLIPS_SHIFTED = 0.5, 0.75  # the share of them that is shifted
 HEAD_RATE = 2e-3  # peak rate of the auxiliary head, which always begins from nothing
 
 
@@ -81,58 +83,14 @@ class Trainee(nn.Module):
         return slope, self.head(middle[0] if self.head_teaches else middle[0].detach())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """All encoded scenes: latents [N, C, h, w], classes [N, 8, 8], token ids per caption."""
-
-    latents: Tensor
-    classes: Tensor
-    ids: list[list[int]]
-
-
-def load_data(folder: Path, tokenizer: Tokenizer, shards: int) -> Data:
-    """The first `shards` shards of a folder."""
-    parts = [read_shard(path) for path in sorted(folder.glob("latents-*.safetensors"))[:shards]]
-    if not parts:
-        raise FileNotFoundError(f"no latents-*.safetensors in {folder}")
-    return Data(
-        latents=torch.cat([part.latents for part in parts]),
-        classes=torch.cat([part.classes for part in parts]),
-        ids=[prompt_ids(tokenizer, caption) for part in parts for caption in part.captions],
-    )
-
-
-def prompt_ids(tokenizer: Tokenizer, caption: str) -> list[int]:
-    """The ids that the text encoder reads for a caption."""
-    special = tokenizer.special
-    return [special.bos, *tokenizer.encode(caption)[: MAX_TOKENS - 2], special.eos]
-
-
-def batches(data: Data, size: int, seed: int, first: int) -> Iterator[list[int]]:
-    """Endless batches of indices, from batch number `first` on; captions of one batch have similar lengths."""
-    per_epoch = len(data.ids) // size
-    number = first
-    while True:
-        random = np.random.default_rng((seed, number // per_epoch))
-        order = random.permutation(len(data.ids))
-        groups: list[list[int]] = []
-        for start in range(0, len(order), size * 16):
-            chunk = sorted((int(i) for i in order[start : start + size * 16]), key=lambda i: len(data.ids[i]))
-            groups += [chunk[n : n + size] for n in range(0, len(chunk) - size + 1, size)]
-        random.shuffle(groups)
-        for group in groups[number % per_epoch :]:
-            yield group
-            number += 1
-
-
-def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
-    """Noise levels [count]: logit-normal 85 %, uniform 15 %; half of them are shifted towards noise, where only the
+def random_sigmas(count: int, generator: torch.Generator, shifted_share: float = SHIFTED) -> Tensor:
+    """Noise levels [count]: logit-normal 85 %, uniform 15 %; a share of them is shifted towards noise, where only the
     caption tells."""
     normal = torch.sigmoid(torch.randn(count, generator=generator))
     uniform = torch.rand(count, generator=generator)
     sigma = torch.where(torch.rand(count, generator=generator) < 0.15, uniform, normal)
     shifted = SHIFT * sigma / (1 + (SHIFT - 1) * sigma)
-    return torch.where(torch.rand(count, generator=generator) < SHIFTED, shifted, sigma)
+    return torch.where(torch.rand(count, generator=generator) < shifted_share, shifted, sigma)
 
 
 def losses(
@@ -145,9 +103,10 @@ def losses(
     ids, lengths = padded(prompts), torch.tensor([len(prompt) for prompt in prompts])
     with torch.no_grad():
         states = language.hidden_states(ids, lengths, layer=LAYER, normed=False)
-    clean = data.latents[rows].float()[:, :, None]
+    clean, is_clip = data.latents[rows].float(), data.latents.dim() == 5
+    clean = clean if is_clip else clean[:, :, None]
     noise = torch.randn(clean.shape, generator=generator)
-    sigma = random_sigmas(len(rows), generator)
+    sigma = random_sigmas(len(rows), generator, CLIPS_SHIFTED if is_clip else SHIFTED)
     level = sigma.view(-1, 1, 1, 1, 1)
     slope, scores = trainee((1 - level) * clean + level * noise, sigma, states, lengths)
     flow = functional.mse_loss(slope, noise - clean)
@@ -217,7 +176,7 @@ def start_run(
     trainee = Trainee(config)
     initialise(trainee)
     if arguments.start is not None:
-        trainee.denoiser.load_state_dict(load_file(arguments.start))
+        read_start(trainee.denoiser, arguments.start)
     run = Run(arguments=arguments, rank=rank, trainee=trainee, average={})
     optimisers = make_optimisers(trainee, arguments, rank)
     path: Path = arguments.run / "state.safetensors"
@@ -230,6 +189,16 @@ def start_run(
     else:
         run.average = {name: value.clone() for name, value in trainee.state_dict().items()}
     return run, optimisers
+
+
+def read_start(denoiser: PlateDenoiser, path: Path) -> None:
+    """Loads weights, which may be those of a model that makes pictures only: frames then begin alike.
+
+    Raises:
+        RuntimeError: other weights are missing or too many.
+    """
+    fresh = {} if denoiser.frame is None else {"frame": denoiser.frame.detach()}
+    denoiser.load_state_dict(fresh | load_file(path))
 
 
 def initialise(trainee: Trainee) -> None:
@@ -255,17 +224,17 @@ def train(rank: int, arguments: argparse.Namespace, config: PlateDenoiserConfig 
     tokenizer = load_tokenizer(arguments.language / "tokenizer.json")
     language = LanguageModel(language_config(), attention=AttentionSelector(backends=(ReferenceAttention(),)))
     language.load_state_dict(load_file(arguments.language / "language.safetensors"))
-    data = load_data(arguments.latents, tokenizer, arguments.shards)
-    run, optimisers = start_run(arguments, rank, config or PlateDenoiserConfig())
+    run, optimisers = start_run(arguments, rank, config or sizes(arguments))
     log = Log(arguments.run) if rank == 0 else None
-    share = arguments.batch // arguments.processes
-    stream = batches(data, arguments.batch, arguments.seed, run.step)
-    means = [0.0, 0.0]
+    courses = courses_of(arguments, tokenizer, run.step)
     while run.step < arguments.steps:
-        rows = next(stream)[rank * share : (rank + 1) * share]
+        course = courses[run.step % len(courses)]
+        rows = next(course.stream)
+        share = len(rows) // arguments.processes
+        rows = rows[rank * share : (rank + 1) * share]
         for optimiser, _ in optimisers:
             optimiser.zero_grad(set_to_none=False)
-        flow, auxiliary = backward(run, language, data, rows)
+        course.means = smoothed(course.means, backward(run, language, course, rows))
         average_gradients(run.trainee, arguments.processes)
         torch.nn.utils.clip_grad_norm_(run.trainee.parameters(), 1.0)
         factor = learning_rate(run.step, total=arguments.steps, warm_up=60, decay_share=arguments.decay)
@@ -275,21 +244,25 @@ def train(rank: int, arguments: argparse.Namespace, config: PlateDenoiserConfig 
             optimiser.step()
         run.step += 1
         run.update_average()
-        means = [0.98 * m + 0.02 * v if m else v for m, v in zip(means, (flow, auxiliary), strict=True)]
         if log is not None and run.step % 20 == 0:
-            log.write(step=run.step, flow=round(means[0], 5), auxiliary=round(means[1], 4), rate=round(factor, 4))
+            log.write(step=run.step, **figures(courses), rate=round(factor, 4))
         if rank == 0 and (run.step % arguments.save_every == 0 or run.step == arguments.steps):
             run.save(optimisers)
 
 
-def backward(run: Run, language: LanguageModel, data: Data, rows: list[int]) -> tuple[float, float]:
+def sizes(arguments: argparse.Namespace) -> PlateDenoiserConfig:
+    """The bundled model's, with embeddings of frames where there are clips."""
+    return PlateDenoiserConfig(frames=len(key_frames()) if arguments.clips else 1)
+
+
+def backward(run: Run, language: LanguageModel, course: Course, rows: list[int]) -> tuple[float, float]:
     """Add the gradients of one batch, part by part (small parts stay in the processor's cache); both mean losses."""
     arguments, sums = run.arguments, [0.0, 0.0]
     run.trainee.head_teaches = run.step >= arguments.head_first
-    parts = [rows[n : n + arguments.part] for n in range(0, len(rows), arguments.part)]
+    parts = [rows[n : n + course.part] for n in range(0, len(rows), course.part)]
     for number, part in enumerate(parts):
         seed = (arguments.seed + 7919 * run.rank + 104729 * number, run.step)
-        flow, auxiliary = losses(run.trainee, language, data, part, seed)
+        flow, auxiliary = losses(run.trainee, language, course.data, part, seed)
         weight = len(part) / len(rows)
         (weight * (flow + arguments.auxiliary * auxiliary)).backward()
         sums[0] += weight * flow.item()
@@ -320,6 +293,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--part", type=int, default=16, help="samples that go through the network at once")
     parser.add_argument("--shards", type=int, default=20)
+    parser.add_argument("--clips", type=Path, help="folder of clips' latents, for every other step")
+    parser.add_argument("--clip-shards", type=int, default=20)
+    parser.add_argument("--clip-batch", type=int, default=16)
+    parser.add_argument("--clip-part", type=int, default=4)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--decay", type=float, default=0.6, help="share of the steps over which the rates fall to zero")

@@ -31,7 +31,8 @@ from ...pipelines.recipe import Recipe
 from ...vae.plate import PlateVAE, PlateVAEConfig
 from ...vae.preview import LatentPreview
 from .captions import training_sample
-from .denoiser import LAYER, MAX_TOKENS
+from .courses import MAX_TOKENS
+from .denoiser import LAYER
 from .language import language_config
 from .scenes import render
 

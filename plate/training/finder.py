@@ -98,7 +98,7 @@ def read_pictures(pictures: NDArray[np.uint8]) -> list[Reading]:
     if pictures.ndim != 4 or pictures.shape[1:] != (SIDE, SIDE, 3) or pictures.dtype != np.uint8:
         raise ValueError(f"expected uint8 pictures [N, {SIDE}, {SIDE}, 3], got {pictures.dtype} {list(pictures.shape)}")
     pixels = pictures.astype(np.float32)
-    fits = [_fit_backdrop(picture) for picture in pixels]
+    fits = [fit_backdrop(picture) for picture in pixels]
     smooth = np.stack([fit.smooth for fit in fits])
     scores = [_scores(pixels, smooth, _templates(size)) for size in SIZES]
     return [
@@ -111,7 +111,9 @@ def read_pictures(pictures: NDArray[np.uint8]) -> list[Reading]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Fit:
+class Fit:
+    """The backdrop that fits a picture best."""
+
     name: str
     horizon: int
     smooth: Array  # [128, 128, 3], without dots
@@ -132,7 +134,8 @@ def _candidates() -> tuple[list[tuple[str, int]], Array]:
     return keys, rows
 
 
-def _fit_backdrop(picture: Array) -> _Fit:
+def fit_backdrop(picture: Array) -> Fit:
+    """The backdrop behind whatever is in a picture, float32 [128, 128, 3] in 0..255."""
     keys, rows = _candidates()
     sampled = picture[2::4, 2::4]  # misses the dots, which lie on pixels 3 to 5 of each cell of 8
     difference = sampled[None] - rows[:, 2::4, None]
@@ -142,7 +145,7 @@ def _fit_backdrop(picture: Array) -> _Fit:
     smooth = np.ascontiguousarray(np.broadcast_to(np.clip(rows[best] + tint[best], 0, 255)[:, None], picture.shape))
     name, horizon = keys[best]
     whole = _with_dots(picture, smooth, horizon) if name in ("snow", "night") else smooth
-    return _Fit(name=name, horizon=horizon, smooth=smooth, whole=whole)
+    return Fit(name=name, horizon=horizon, smooth=smooth, whole=whole)
 
 
 def _tint(difference: Array) -> Array:
@@ -183,8 +186,8 @@ def _with_dots(picture: Array, smooth: Array, horizon: int) -> Array:
 def _templates(size: int) -> _Templates:
     """All sprites of one size."""
     sprites = torch.from_numpy(sprite_pixels(size)).permute(0, 3, 1, 2)  # [S, 4, size, size]
-    pooled = functional.avg_pool2d(sprites, POOL)
-    ink, alpha = pooled[:, :3], pooled[:, 3]
+    means = functional.avg_pool2d(sprites, POOL)
+    ink, alpha = means[:, :3], means[:, 3]
     mixed = torch.cat([ink, -alpha[:, None]], dim=1)
     return _Templates(
         size=size,
@@ -217,7 +220,7 @@ def _scores(pixels: Array, smooth: Array, templates: _Templates) -> tuple[Array,
     return (2 * product - energy).numpy(), torch.maximum(energy, change).numpy()
 
 
-def _read(picture: Array, fit: _Fit, scores: list[tuple[Array, Array]]) -> Reading:
+def _read(picture: Array, fit: Fit, scores: list[tuple[Array, Array]]) -> Reading:
     """Choose sprites greedily; boxes of what is drawn do not overlap by more than a step."""
     best = [_best_by_place(score, energy) for score, energy in scores]
     explained = fit.whole.copy()
@@ -242,7 +245,7 @@ def _read(picture: Array, fit: _Fit, scores: list[tuple[Array, Array]]) -> Readi
         background=fit.name,
         horizon=fit.horizon,
         backdrop=fit.whole,
-        agreement=_agreement(picture, fit.whole, free),
+        agreement=agreement(picture, fit.whole, free),
         sprites=tuple(sorted(found, key=lambda s: (s.centre[0], s.centre[1]))),
         remainder=_remainder(picture, explained),
     )
@@ -285,10 +288,10 @@ def _compare(picture: Array, behind: Array, score: Array, size: int, x: int, y: 
     over = np.clip(ink[..., :3] + (1 - ink[..., 3:]) * behind[box], 0, 255)
     added: Array = (over - behind[box]).astype(np.float32)  # [candidates, s, s, 3]
     residual = picture[box] - behind[box]
-    explained = _share(_pooled(residual[None]), _pooled(added))
+    explained = explained_share(pooled(residual[None]), pooled(added))
     order = np.argsort(explained)
     best = order[-1]
-    detail = _share(_sharp(residual[None]), _sharp(added[best : best + 1]))
+    detail = explained_share(_sharp(residual[None]), _sharp(added[best : best + 1]))
     return Sighting(
         index=int(likeliest[best]),
         size=size,
@@ -300,12 +303,12 @@ def _compare(picture: Array, behind: Array, score: Array, size: int, x: int, y: 
     )
 
 
-def _share(residual: Array, added: Array) -> Array:
+def explained_share(residual: Array, added: Array) -> Array:
     """1 - |R - D|^2 / |D|^2 over the last three axes."""
     return 1 - np.square(residual - added).sum((-1, -2, -3)) / np.square(added).sum((-1, -2, -3)).clip(1)
 
 
-def _pooled(pixels: Array) -> Array:
+def pooled(pixels: Array) -> Array:
     """Means of [N, s, s, 3] over 4 x 4."""
     count, side = len(pixels), pixels.shape[1] // POOL
     return pixels.reshape(count, side, POOL, side, POOL, 3).mean((2, 4))
@@ -318,7 +321,7 @@ def _sharp(pixels: Array) -> Array:
     return (channels - blurred).permute(0, 2, 3, 1).numpy()
 
 
-def _agreement(picture: Array, backdrop: Array, free: NDArray[np.bool_]) -> float:
+def agreement(picture: Array, backdrop: Array, free: NDArray[np.bool_]) -> float:
     """The share of the pixels outside the found boxes that agree with the backdrop."""
     near = np.abs(picture - backdrop).max(-1) < OUTLIER
     return float(near[free].mean()) if free.any() else 1.0
@@ -326,7 +329,7 @@ def _agreement(picture: Array, backdrop: Array, free: NDArray[np.bool_]) -> floa
 
 def _remainder(picture: Array, explained: Array) -> float:
     """The largest mean squared difference over a 32-pixel window on the grid."""
-    square = np.square(_pooled((picture - explained)[None])[0]).mean(-1)
+    square = np.square(pooled((picture - explained)[None])[0]).mean(-1)
     cells = square.reshape(SIDE // GRID, GRID // POOL, SIDE // GRID, GRID // POOL).mean((1, 3))
     windows = (cells[:-1, :-1] + cells[1:, :-1] + cells[:-1, 1:] + cells[1:, 1:]) / 4
     return float(windows.max())

@@ -11,7 +11,16 @@ from calotype.denoisers.plate import PlateDenoiser, PlateDenoiserConfig
 from calotype.schedulers import flow_schedule
 
 CONFIG = PlateDenoiserConfig(
-    width=16, heads=2, layers=2, text_layers=1, text_width=12, hidden=24, time_width=8, rotary_axes=(4, 2, 2), places=4
+    width=16,
+    heads=2,
+    layers=2,
+    text_layers=1,
+    text_width=12,
+    hidden=24,
+    time_width=8,
+    rotary_axes=(4, 2, 2),
+    places=4,
+    frames=3,
 )
 SHAPE = (1, 8, 1, 4, 6)
 POINTS = flow_schedule(3).points[:-1]
@@ -83,7 +92,18 @@ def test_time_stays_float32_up_to_its_embedding(denoiser: PlateDenoiser) -> None
 
 def test_frames_are_tokens_of_the_same_model(denoiser: PlateDenoiser) -> None:
     clip = latents((1, 8, 3, 4, 4))
-    assert slope(denoiser, clip, text()).shape == clip.shape
+    found = slope(denoiser, clip, text())
+    assert found.shape == clip.shape
+    assert denoiser.frame is not None
+    denoiser.frame[0] += 1  # every frame hears of it
+    assert (slope(denoiser, clip, text()) != found).flatten(3).any(-1).all()
+
+
+def test_a_picture_has_no_embedding_of_a_frame(denoiser: PlateDenoiser) -> None:
+    found = slope(denoiser, latents(), text())
+    assert denoiser.frame is not None
+    denoiser.frame += 1
+    assert torch.equal(slope(denoiser, latents(), text()), found)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +114,7 @@ def test_frames_are_tokens_of_the_same_model(denoiser: PlateDenoiser) -> None:
         ((1, 4, 1, 4, 4), text(), r"latents are \(1, 4, 1, 4, 4\); this model takes 8 channels, sides in steps of 2"),
         ((1, 8, 1, 4, 5), text(), "sides in steps of 2"),
         ((1, 8, 1, 4, 12), text(), "2 x 6 picture tokens; this model has places for 4 a side"),
+        ((1, 8, 4, 4, 4), text(), "4 latent frames; this model makes up to 3"),
     ],
 )
 def test_misfits(denoiser: PlateDenoiser, shape: tuple[int, ...], told: Conditioning, message: str) -> None:

@@ -1,6 +1,7 @@
 """The denoiser's training: its data, its optimiser, and that a run can be broken off."""
 
 import argparse
+import dataclasses
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from torch import nn
 from calotype.core.attention.registry import attention_selector
 from calotype.denoisers.plate import PlateDenoiserConfig
 from calotype.language.model import LanguageModel
-from calotype.plate.training import denoiser, muon
+from calotype.language.tokenizer import load_tokenizer
+from calotype.plate.training import courses, denoiser, muon
 from calotype.plate.training.language import language_config
 from calotype.plate.training.latents import Shard, write_shard
 from calotype.plate.training.muon import Muon, orthogonalise
@@ -65,6 +67,10 @@ def _arguments(folder: Path, run: Path, **changes: object) -> argparse.Namespace
         "threads": torch.get_num_threads(),
         "processes": 1,
         "port": 29501,
+        "clips": None,
+        "clip_shards": 1,
+        "clip_batch": 2,
+        "clip_part": 2,
     }
     return argparse.Namespace(**(values | changes))
 
@@ -92,27 +98,58 @@ def test_a_broken_off_run_goes_on_bit_equal(folder: Path, tmp_path: Path, monkey
     assert trained.keys() == denoiser.PlateDenoiser(CONFIG).state_dict().keys()
 
 
+def test_pictures_and_clips_in_turns(folder: Path, tmp_path: Path) -> None:
+    clips = tmp_path / "clips"
+    clips.mkdir()
+    shard = Shard(
+        latents=torch.randn(3, 8, 5, 16, 16).half(),
+        classes=torch.randint(121, (3, 5, 8, 8), dtype=torch.uint8),
+        captions=("a fox moves left", "a cat grows", "a car spins at night"),
+    )
+    write_shard(shard, clips / "latents-0000.safetensors")
+    denoiser.train(0, _arguments(folder, tmp_path / "pictures"), CONFIG)
+    start, config = tmp_path / "pictures" / "denoiser.safetensors", dataclasses.replace(CONFIG, frames=5)
+    denoiser.train(0, _arguments(folder, tmp_path / "both", start=start, clips=clips, average=0.0), config)
+    before, after = load_file(start), load_file(tmp_path / "both" / "denoiser.safetensors")
+    assert after.keys() == before.keys() | {"frame"}
+    assert after["frame"].shape == (4, CONFIG.width)
+    assert after["frame"].any(dim=1).all()
+
+
+def test_courses_go_on_where_they_stood(folder: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    arguments = _arguments(folder, tmp_path, clips=folder)
+    taken: list[tuple[int, list[int]]] = []
+    whole = courses.courses_of(arguments, tokenizer, 0)
+    for step in range(6):
+        taken.append((step, next(whole[step % 2].stream)))
+    for start in range(1, 6):
+        again = courses.courses_of(arguments, tokenizer, start)
+        for step, rows in taken[start:]:
+            assert next(again[step % 2].stream) == rows
+
+
 def test_batches_go_on_anywhere_and_cover_the_data() -> None:
-    data = denoiser.Data(
+    data = courses.Data(
         latents=torch.zeros(10, 1), classes=torch.zeros(10, 1), ids=[[1] * (1 + n % 4) for n in range(10)]
     )
-    whole = list(islice(denoiser.batches(data, 2, seed=3, first=0), 12))
+    whole = list(islice(courses.batches(data, 2, seed=3, first=0), 12))
     assert sorted(row for batch in whole[:5] for row in batch) == list(range(10))
     assert whole[:5] != whole[5:10]
     for first in range(12):
-        assert list(islice(denoiser.batches(data, 2, seed=3, first=first), 12 - first)) == whole[first:]
+        assert list(islice(courses.batches(data, 2, seed=3, first=first), 12 - first)) == whole[first:]
 
 
 def test_prompts_have_marks_and_fit(folder: Path) -> None:
-    tokenizer = denoiser.load_tokenizer(folder / "tokenizer.json")
-    ids = denoiser.prompt_ids(tokenizer, "a fox " * 40)
-    assert len(ids) == denoiser.MAX_TOKENS
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    ids = courses.prompt_ids(tokenizer, "a fox " * 40)
+    assert len(ids) == courses.MAX_TOKENS
     assert (ids[0], ids[-1]) == (tokenizer.special.bos, tokenizer.special.eos)
 
 
 def test_no_latents_is_an_error(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no latents"):
-        denoiser.load_data(tmp_path, denoiser.load_tokenizer(folder / "tokenizer.json"), 1)
+        courses.load_data(tmp_path, load_tokenizer(folder / "tokenizer.json"), 1)
 
 
 def test_muon_updates_each_part_as_a_matrix_of_its_own() -> None:

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from calotype.plate.training import latents
 from calotype.plate.training.captions import training_sample
+from calotype.plate.training.motions import clip_classes, render_clip, training_clip
 from calotype.plate.training.scenes import render
 from calotype.vae.plate import PlateVAE, PlateVAEConfig
 
@@ -43,6 +44,22 @@ def test_a_shard_holds_the_scenes(vae: PlateVAE, tmp_path: Path) -> None:
         with torch.no_grad():
             assert torch.allclose(x.float(), vae.encode(pixels)[0, :, 0], atol=2e-3)
         assert {int(n) for n in classes.unique()} - {120} == {sprite.index for sprite in sample.scene.sprites}
+
+
+def test_a_shard_of_clips_holds_their_key_frames(vae: PlateVAE, tmp_path: Path) -> None:
+    latents.write_shard(latents.make_shard(vae, 5, 1, 2, latents.drawn_clip), tmp_path / "shard.safetensors")
+    shard = latents.read_shard(tmp_path / "shard.safetensors")
+    random = np.random.default_rng((5, 1))
+    clips = [training_clip(random) for _ in range(2)]
+    assert shard.captions == tuple(clip.caption for clip in clips)
+    assert shard.latents.shape == (2, 8, 5, 16, 16)
+    assert shard.classes.shape == (2, 5, 8, 8)
+    for clip, x, classes in zip(clips, shard.latents, shard.classes, strict=True):
+        picture = render_clip(clip, [8])[0]
+        pixels = torch.from_numpy(picture).permute(2, 0, 1)[None, :, None].float() / 127.5 - 1
+        with torch.no_grad():
+            assert torch.allclose(x[:, 2].float(), vae.encode(pixels)[0, :, 0], atol=2e-3)
+        assert np.array_equal(classes[2].numpy(), clip_classes(clip, 8))
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
