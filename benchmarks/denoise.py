@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from denoise_cases import CASES, Case, ours_by_name
+from denoise_cases import CASES, IMAGES, Case, ours_by_name
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,7 +36,7 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddb
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Latents [1, C, 1, h, w], and for each side of the guidance states [1, Lt, Dt] and maybe pooled text [1, Dp]."""
+    """Latents [1, C, F, h, w], and for each side of the guidance states [1, Lt, Dt] and maybe pooled text [1, Dp]."""
 
     x: Tensor
     states: tuple[Tensor, ...]
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", choices=("diffusers", "none"), default="none")
-    parser.add_argument("--families", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--families", nargs="*", choices=CASES, default=list(IMAGES))
     parser.add_argument("--dtypes", nargs="*", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     parser.add_argument("--cells", type=int, default=64, help="latent cells a side; a token is 2 x 2 of them")
     parser.add_argument("--repeats", type=int, default=5, help="steps that are timed on each side")
@@ -78,8 +78,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def rows_of(options: argparse.Namespace, name: str, dtype: str, root: Path) -> dict[str, Any]:
     """All figures of a family in a dtype; they are printed as they are found."""
-    folder = checkpoint(CASES[name], root / f"{name}-{dtype}{'-tiny' * options.tiny}", dtype, tiny=options.tiny)
-    print(f"\n{name}, {dtype}, {options.cells**2 // 4} picture tokens, {torch.get_num_threads()} threads")
+    case = CASES[name]
+    folder = checkpoint(case, root / f"{name}-{dtype}{'-tiny' * options.tiny}", dtype, tiny=options.tiny)
+    print(f"\n{name}, {dtype}, {case.frames * options.cells**2 // 4} tokens, {torch.get_num_threads()} threads")
     row: dict[str, Any] = {"family": name, "dtype": dtype, **speeds(options, name, dtype, folder)}
     for key in ("step s", f"step of a run of {RUN} s"):
         tell(key, row[key])
@@ -126,7 +127,7 @@ def inputs_of(options: argparse.Namespace, case: Case, folder: Path, dtype: torc
         return tuple(torch.randn(1, *shape, generator=generator).to(dtype) for _ in range(sides))
 
     return Inputs(
-        x=torch.randn(1, case.channels, 1, options.cells, options.cells, generator=generator),
+        x=torch.randn(1, case.channels, case.frames, options.cells, options.cells, generator=generator),
         states=drawn(text, entries[case.widths["states"]]),
         pooled=drawn(entries[case.widths["pooled"]]) if "pooled" in case.widths else (),
     )
@@ -135,8 +136,10 @@ def inputs_of(options: argparse.Namespace, case: Case, folder: Path, dtype: torc
 class Ours:
     """This library's denoiser, prepared for a run."""
 
-    def __init__(self, case: Case, name: str, folder: Path, dtype: torch.dtype) -> None:
-        self.case, self.dtype = case, dtype
+    def __init__(
+        self, case: Case, name: str, folder: Path, dtype: torch.dtype, *, attention: str | None = None
+    ) -> None:
+        self.case, self.dtype, self.attention = case, dtype, attention
         self.model = our_denoiser(name, folder, dtype)
 
     def prepare(self, inputs: Inputs, steps: int) -> None:
@@ -147,7 +150,7 @@ class Ours:
         from calotype.schedulers import flow_schedule
 
         self.points, self.x = flow_schedule(steps).points[:-1], inputs.x
-        run = Run(shape=tuple(inputs.x.shape), evaluations=self.points, attention=attention_selector())
+        run = Run(shape=tuple(inputs.x.shape), evaluations=self.points, attention=attention_selector(self.attention))
         sides = [conditioning(inputs, side) for side in range(len(inputs.states))]
         prompt = Prompt(positive=sides[0], negative=sides[1] if len(sides) > 1 else None)
         if self.case.guided == "told":

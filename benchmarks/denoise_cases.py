@@ -25,6 +25,7 @@ class Case:
     guided: Literal["told", "batch", "apart"]
     scale: float
     call: Callable[..., Tensor]
+    frames: int = 1  # of the latents
 
 
 def ours_by_name(name: str, entries: Mapping[str, Any]) -> tuple[Callable[[], Any], Any]:
@@ -42,7 +43,12 @@ def ours_by_name(name: str, entries: Mapping[str, Any]) -> tuple[Callable[[], An
         from calotype.denoisers.z_image_keys import z_image_key_map
 
         return lambda: ZImageDenoiser(ZImageConfig.from_entries(entries)), z_image_key_map()
-    from calotype.denoisers.sd3 import SD3Config, SD3Denoiser
+    if name == "wan":
+        from calotype.denoisers.wan import WanConfig, WanDenoiser, wan_key_map
+
+        return lambda: WanDenoiser(WanConfig.from_entries(entries)), wan_key_map()
+    from calotype.denoisers.sd3 import SD3Denoiser
+    from calotype.denoisers.sd3_config import SD3Config
     from calotype.denoisers.sd3_keys import sd3_key_map
 
     config = SD3Config.from_entries(entries)
@@ -96,6 +102,12 @@ def call_z_image(model: Any, x: Tensor, states: Tensor, pooled: Any, time: Tenso
 def call_sd3(model: Any, x: Tensor, states: Tensor, pooled: Any, time: Tensor) -> Tensor:
     told = {"encoder_hidden_states": states, "pooled_projections": pooled[0], "timestep": time * 1000}
     return model(hidden_states=x[:, :, 0], **told, return_dict=False)[0][:, :, None]
+
+
+def call_wan(model: Any, x: Tensor, states: Tensor, pooled: Any, time: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(states, (0, 0, 0, 512 - states.shape[1]))  # as their pipeline does
+    told = {"encoder_hidden_states": padded, "timestep": time * 1000}
+    return model(hidden_states=x, **told, return_dict=False)[0]
 
 
 TINY = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "joint_attention_dim": 24}
@@ -161,4 +173,24 @@ CASES = {
         scale=4.5,
         call=call_sd3,
     ),
+    "wan": Case(
+        theirs="WanTransformer3DModel",
+        entries={
+            "num_layers": 8,
+            "num_attention_heads": 6,
+            "attention_head_dim": 128,
+            "text_dim": 1024,
+            "ffn_dim": 4480,
+        },
+        tiny={"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 24, "text_dim": 24, "ffn_dim": 64},
+        channels=16,
+        text=512,
+        widths={"states": "text_dim"},
+        guided="apart",
+        scale=5.0,
+        call=call_wan,
+        frames=9,
+    ),
 }
+IMAGES = tuple(name for name, case in CASES.items() if case.frames == 1)
+"""The families of `denoise.py`; `video.py` has the others."""

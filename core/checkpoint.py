@@ -4,6 +4,7 @@ Safetensors and GGUF (by the name's ending) make one list of tensors. Only heade
 file is refused before anything is allocated.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -50,6 +51,7 @@ DTYPES: dict[str, torch.dtype] = {
 """Storage formats by their name in a safetensors header."""
 
 _MAX_HEADER_BYTES = 100_000_000
+_KEPT_HEADERS = 64
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.(?P<kind>safetensors|gguf)")
 _PICKLED = "pickled weights are never loaded, convert them to safetensors"
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
@@ -150,13 +152,7 @@ def read_header(file: str | os.PathLike[str]) -> Header:
             text = stream.read(length)
     except PermissionError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        entries: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a safetensors file: its header is corrupted") from error
-    if not isinstance(entries, dict):
-        raise ValueError(f"{path} is not a safetensors file: its header is corrupted")
-    return _parse_header(path, cast(dict[str, Any], entries), size - 8 - length)
+    return _parse_header(path, text, size - 8 - length)
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
@@ -168,7 +164,16 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def _tensors(file: Path) -> Mapping[str, StoredTensor]:
-    return GGUFFile(file).tensors if file.suffix.lower() == ".gguf" else read_header(file).tensors
+    if file.suffix.lower() != ".gguf" or not file.is_file():
+        return read_header(file).tensors
+    found = file.stat()
+    return _gguf_tensors(file, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=_KEPT_HEADERS)
+def _gguf_tensors(file: Path, number: int, size: int, changed: int) -> Mapping[str, StoredTensor]:
+    """Once for each state of the file, whose number, size and time change with it: a vocabulary may be in there."""
+    return GGUFFile(file).tensors
 
 
 def _header_length(path: Path, start: bytes, size: int) -> int:
@@ -192,7 +197,16 @@ def _looks_like(start: bytes) -> str:
     return f"begins with the bytes {start[:8].hex(' ')}"
 
 
-def _parse_header(path: Path, entries: dict[str, Any], data_bytes: int) -> Header:
+@functools.lru_cache(maxsize=_KEPT_HEADERS)
+def _parse_header(path: Path, text: bytes, data_bytes: int) -> Header:
+    """Once for each text: loading a model asks for the same headers several times."""
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a safetensors file: its header is corrupted") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not a safetensors file: its header is corrupted")
+    entries = cast(dict[str, Any], found)
     metadata: dict[str, str] = entries.pop("__metadata__", None) or {}
     tensors = {name: _parse_entry(path, name, entry) for name, entry in entries.items()}
     if not tensors:

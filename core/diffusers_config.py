@@ -48,7 +48,8 @@ def known_entries(
     skipped: Collection[str] = (),
     may_be_null: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The entries of diffusers' class `name`, lists as tuples, without those that begin with `_` or are `skipped`.
+    """The entries of diffusers' class `name`, lists as tuples, without those that begin with `_` or are `skipped`, and
+    unknown ones that are null.
 
     Raises:
         ValueError: of another class, or an entry that `kinds` does not know or that is of another kind.
@@ -57,9 +58,10 @@ def known_entries(
         raise ValueError(f"the config's _class_name is {entries.get('_class_name')!r}; this one is {name!r}")
     taken = {key: value for key, value in entries.items() if not key.startswith("_") and key not in skipped}
     for key, value in taken.items():
-        if key not in kinds:
+        if key not in kinds and value is not None:
             raise ValueError(f"the config's {key} is {value!r}; known entries are {', '.join(kinds)}")
-    return {key: checked(key, value, kinds, may_be_null=may_be_null) for key, value in taken.items()}
+    known = {key: value for key, value in taken.items() if key in kinds}
+    return {key: checked(key, value, kinds, may_be_null=may_be_null) for key, value in known.items()}
 
 
 def checked(key: str, value: object, kinds: Mapping[str, Kind], *, may_be_null: Collection[str] = ()) -> object:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+_FILES = (".safetensors", ".sft", ".gguf", ".ckpt", ".pt", ".pth", ".bin", ".json")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -53,8 +54,8 @@ class Listing:
 
 
 def is_hub_id(source: object) -> bool:
-    """Whether a source may be the id of a repository: a string "owner/name" without the ending of a weights file."""
-    if not isinstance(source, str) or Path(source).suffix in (".gguf", ".safetensors"):
+    """Whether a source may be the id of a repository: a string "owner/name" without the ending of a file."""
+    if not isinstance(source, str) or Path(source).suffix.lower() in _FILES:
         return False
     return _HUB_ID.fullmatch(source) is not None
 

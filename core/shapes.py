@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from .checkpoint import Files, read_checkpoint, resolve_files
+from .config_sizes import SOME_PARTS
 from .key_matching import foreign_format
 from .row_operations import Shape
 
@@ -55,10 +56,18 @@ class Shapes:
         return any(name in self.shapes for name in names)
 
     def count(self, *stems: str) -> int:
-        """How many numbers follow the first of these beginnings that names have: blocks are counted from 0."""
+        """How many numbers follow the first of these beginnings that names have: blocks are counted from 0.
+
+        Raises:
+            ValueError: a number that is far higher than that of all names.
+        """
         for stem in stems:
             numbers = {name.removeprefix(stem).partition(".")[0] for name in self.shapes if name.startswith(stem)}
             found = [int(number) for number in numbers if number.isdecimal()]
+            if found and max(found) >= max(SOME_PARTS, len(self.shapes)):
+                raise ValueError(
+                    f"{stem}{max(found)} is there, but the checkpoint holds {len(self.shapes)} tensors only"
+                )
             if found:
                 return 1 + max(found)
         return 0

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from .attention.base import AttentionMask, AttentionSelector
+from .attention.base import FULL, AttentionMask, AttentionSelector
 from .modulation import Modulation
 from .moe import Routing
 from .rotary import Rotary
@@ -34,10 +34,12 @@ class AttentionInputs:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeysValues:
-    """What tokens attend to besides each other, the same in every evaluation: keys and values [B, H, Lc, Dh]."""
+    """What tokens attend to besides each other, the same in every evaluation: keys and values [B, H, Lc, Dh], and which
+    of them are seen."""
 
     keys: Tensor
     values: Tensor
+    mask: AttentionMask = FULL
 
 
 def all_tokens(x: Tensor) -> Tensor:

@@ -27,7 +27,9 @@ class Conditioning:
     to look at, of any sizes, for edit models, or what a model reads beside its latents; float32. `picture_states`
     [B, Lp, Dv] are a picture encoder's states, all of them read, for models that look at pictures so. `time_ids` [B, T]
     are numbers that describe the picture (its size, where it was cropped), for models that are told such; float32.
-    `warnings` are remarks of the encoder for the user (dropped tokens and the like).
+    `other_states` [B, Lo, Do] are those of another text encoder, for models that keep them apart, padded and counted by
+    `other_lengths` [B] as `states` are; a row may have none. `warnings` are remarks of the encoder for the user
+    (dropped tokens and the like).
     """
 
     states: Tensor
@@ -37,6 +39,8 @@ class Conditioning:
     references: tuple[Tensor, ...] = ()
     picture_states: Tensor | None = None
     time_ids: Tensor | None = None
+    other_states: Tensor | None = None
+    other_lengths: Tensor | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -62,12 +66,25 @@ class Conditioning:
                 f"picture_states of shape {tuple(self.picture_states.shape)} with states of shape "
                 f"{tuple(self.states.shape)}; conditioning takes picture_states [B, Lp, Dv] and states [B, Lt, Dt]"
             )
+        self._check_others()
         for latents in self.references:
             if latents.ndim != 5 or len(latents) != len(self.states):
                 raise ValueError(
                     f"references of shape {tuple(latents.shape)} with states of shape {tuple(self.states.shape)}; "
                     "conditioning takes references [B, C, F, h, w] and states [B, Lt, Dt]"
                 )
+
+    def _check_others(self) -> None:
+        states, lengths = self.other_states, self.other_lengths
+        found = [None if each is None else tuple(each.shape) for each in (states, lengths)]
+        if found == [None, None]:
+            return
+        if states is None or states.ndim != 3 or found[1] != (len(states),) or len(states) != len(self.states):
+            raise ValueError(
+                f"other_states of shape {found[0]} and other_lengths of shape {found[1]} with states of shape "
+                f"{tuple(self.states.shape)}; conditioning takes other_states [B, Lo, Do], other_lengths [B] and "
+                "states [B, Lt, Dt]"
+            )
 
     @property
     def num_rows(self) -> int:
@@ -79,7 +96,8 @@ class Conditioning:
         """What must be alike in rows of one batch."""
         pictures = () if self.picture_states is None else (self.picture_states,)
         shapes = _shapes(self.references), _shapes(pictures)
-        widths = tuple(None if each is None else each.shape[-1] for each in (self.states, self.pooled, self.time_ids))
+        tensors = (self.states, self.pooled, self.time_ids, self.other_states)
+        widths = tuple(None if each is None else each.shape[-1] for each in tensors)
         return widths, self.guidance, *shapes
 
     def rows(self, indices: Sequence[int]) -> "Conditioning":
@@ -89,7 +107,10 @@ class Conditioning:
         pooled = None if self.pooled is None else self.pooled[index]
         references = tuple(latents[index.to(latents.device)] for latents in self.references)
         picture_states = None if self.picture_states is None else self.picture_states[index]
-        time_ids = None if self.time_ids is None else self.time_ids[index.to(self.time_ids.device)]
+        time_ids, others, lengths_of_others = (
+            None if each is None else each[index.to(each.device)]
+            for each in (self.time_ids, self.other_states, self.other_lengths)
+        )
         return dataclasses.replace(
             self,
             states=self.states[index],
@@ -98,6 +119,8 @@ class Conditioning:
             references=references,
             picture_states=picture_states,
             time_ids=time_ids,
+            other_states=others,
+            other_lengths=lengths_of_others,
         )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Conditioning":
@@ -105,6 +128,7 @@ class Conditioning:
         states = self.states.to(device=device, dtype=dtype)
         pooled = None if self.pooled is None else self.pooled.to(device=device, dtype=dtype)
         pictures = None if self.picture_states is None else self.picture_states.to(device=device, dtype=dtype)
+        others = None if self.other_states is None else self.other_states.to(device=device, dtype=dtype)
         return dataclasses.replace(
             self,
             states=states,
@@ -113,6 +137,8 @@ class Conditioning:
             references=tuple(latents.to(device) for latents in self.references),
             picture_states=pictures,
             time_ids=None if self.time_ids is None else self.time_ids.to(device),
+            other_states=others,
+            other_lengths=None if self.other_lengths is None else self.other_lengths.to(device),
         )
 
     @staticmethod
@@ -128,18 +154,25 @@ class Conditioning:
                 "conditioning of different kinds cannot be joined: widths of states, pooled and time_ids, guidance, "
                 "references and picture_states must agree"
             )
-        longest = max(part.states.shape[1] for part in parts)
-        padded = [functional.pad(part.states, (0, 0, 0, longest - part.states.shape[1])) for part in parts]
+        others = [part.other_states for part in parts if part.other_states is not None]
         return Conditioning(
-            states=torch.cat(padded),
+            states=_joined_texts([part.states for part in parts]),
             lengths=torch.cat([part.lengths for part in parts]),
             pooled=_joined([part.pooled for part in parts]),
             picture_states=_joined([part.picture_states for part in parts]),
             time_ids=_joined([part.time_ids for part in parts]),
+            other_states=_joined_texts(others) if others else None,
+            other_lengths=_joined([part.other_lengths for part in parts]),
             guidance=parts[0].guidance,
             references=tuple(torch.cat(each) for each in zip(*(part.references for part in parts), strict=True)),
             warnings=tuple(dict.fromkeys(line for part in parts for line in part.warnings)),
         )
+
+
+def _joined_texts(states: Sequence[Tensor]) -> Tensor:
+    """The rows of all, padded with zeros to the longest."""
+    longest = max(each.shape[1] for each in states)
+    return torch.cat([functional.pad(each, (0, 0, 0, longest - each.shape[1])) for each in states])
 
 
 def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
@@ -179,6 +212,7 @@ class Prepared(Protocol):
 
 
 P = TypeVar("P", bound=Prepared)
+_Made = TypeVar("_Made", bound=Prepared, covariant=True)
 
 
 class Denoiser(Protocol[P]):
@@ -214,4 +248,32 @@ class SharingDenoiser(Protocol[P]):
     def prepare_beside(self, prepared: P, conditioning: Conditioning, shape: tuple[int, ...]) -> P:
         """What `prepare` gives for `conditioning`, at the points, and computed as `prepared` is, bit by bit; tables
         that do not depend on the conditioning are shared with it, not made again. Errors as there."""
+        ...
+
+
+@runtime_checkable
+class PairingDenoiser(Protocol[_Made]):
+    """A denoiser that prepares two conditionings of a run at once: weights that only this uses are read once for
+    both."""
+
+    def prepare_both(
+        self,
+        first: Conditioning,
+        second: Conditioning,
+        shape: tuple[int, ...],
+        evaluations: Sequence[Point],
+        *,
+        attention: AttentionSelector,
+        runner: Runner = run_blocks,
+    ) -> tuple[_Made, _Made]:
+        """What `prepare` gives for each of them, bit by bit. Errors as there."""
+        ...
+
+
+@runtime_checkable
+class UnmaskedDenoiser(Protocol):
+    """A denoiser that attends to every text token that it is given, padding as well."""
+
+    def takes_together(self, first: Conditioning, second: Conditioning) -> bool:
+        """Whether both can be rows of one batch: their texts have one length."""
         ...

@@ -4,7 +4,7 @@ Legend: B rows, C latent channels, F frames, h w latent cells.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -16,7 +16,7 @@ from ..core.stream import Runner, run_blocks
 from ..schedulers.base import Point, Slope
 from .base import Conditioning, Denoiser, P, Prompt
 from .embedding import TIME_SCALE
-from .guidance import Guidance, Run
+from .guidance import Guidance, Run, prepare_both
 from .hoisting import HoistingModule
 
 
@@ -29,8 +29,8 @@ class ExpertsPrepared(Generic[P]):
 
 @dataclass(frozen=True, kw_only=True)
 class Experts(Generic[P]):
-    """`high` while the time is at least `boundary`, from 0 to 1, then `low`; implements `Denoiser`. An expert that no
-    point asks for prepares nothing."""
+    """`high` while the time is at least `boundary`, from 0 to 1, then `low`; implements `Denoiser` and
+    `PairingDenoiser`. An expert that no point asks for prepares nothing."""
 
     high: Denoiser[P]
     low: Denoiser[P]
@@ -54,19 +54,45 @@ class Experts(Generic[P]):
         Raises:
             ValueError: as the experts do.
         """
+        run = Run(shape=shape, evaluations=evaluations, attention=attention, runner=runner)
         turns: dict[int, tuple[Denoiser[P], P]] = {}
-        for expert in (self.high, self.low):
-            points = [point for point in evaluations if self.expert(point) is expert]
-            if points:
-                own = expert.runner(runner) if isinstance(expert, HoistingModule) else runner
-                prepared = expert.prepare(conditioning, shape, points, attention=attention, runner=own)
-                turns |= {point.index: (expert, prepared) for point in points}
+        for expert, its in self._runs(run):
+            prepared = expert.prepare(conditioning, shape, its.evaluations, attention=attention, runner=its.runner)
+            turns |= {point.index: (expert, prepared) for point in its.evaluations}
         return ExpertsPrepared(turns=turns)
+
+    def prepare_both(
+        self,
+        first: Conditioning,
+        second: Conditioning,
+        shape: tuple[int, ...],
+        evaluations: Sequence[Point],
+        *,
+        attention: AttentionSelector,
+        runner: Runner = run_blocks,
+    ) -> tuple[ExpertsPrepared[P], ExpertsPrepared[P]]:
+        """See `PairingDenoiser`: as far as each expert shares what it prepares."""
+        run = Run(shape=shape, evaluations=evaluations, attention=attention, runner=runner)
+        one: dict[int, tuple[Denoiser[P], P]] = {}
+        other: dict[int, tuple[Denoiser[P], P]] = {}
+        for expert, its in self._runs(run):
+            both = prepare_both(expert, first, second, its)
+            one |= {point.index: (expert, both[0]) for point in its.evaluations}
+            other |= {point.index: (expert, both[1]) for point in its.evaluations}
+        return ExpertsPrepared(turns=one), ExpertsPrepared(turns=other)
 
     def slope(self, x: Tensor, prepared: ExpertsPrepared[P], point: Point) -> Tensor:
         """That of the point's expert, float32 [B, C, F, h, w]."""
         expert, its_own = prepared.turns[point.index]
         return expert.slope(x, its_own, point)
+
+    def _runs(self, run: Run) -> Iterator[tuple[Denoiser[P], Run]]:
+        """Each expert that has a turn, and its own part of a run."""
+        for expert in (self.high, self.low):
+            points = [point for point in run.evaluations if self.expert(point) is expert]
+            if points:
+                own = expert.runner(run.runner) if isinstance(expert, HoistingModule) else run.runner
+                yield expert, dataclasses.replace(run, evaluations=points, runner=own)
 
     def expert(self, point: Point) -> Denoiser[P]:
         """Whose turn it is at `point`."""

@@ -3,6 +3,8 @@
 Legend: B rows, C latent channels, F frames, h w latent cells, Lt text tokens.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ..core.attention.base import FULL, AttentionMask
@@ -18,13 +20,26 @@ def check_states(conditioning: Conditioning, rows: int, width: int) -> None:
         raise ValueError(f"text states have {found[0]} rows for {rows} rows of latents")
 
 
+def check_other_states(conditioning: Conditioning, width: int) -> None:
+    """Makes sure that there are states of a second text encoder, `width` wide. ValueError otherwise."""
+    states, lengths = conditioning.other_states, conditioning.other_lengths
+    if states is None or lengths is None or states.shape[2] != width:
+        found = "none" if states is None else f"of width {states.shape[2]}"
+        raise ValueError(f"states of the second text encoder are {found}; this model reads such of width {width}")
+
+
 def check_unpadded(conditioning: Conditioning) -> None:
     """Makes sure that all states are of tokens, for models that attend to all of them. ValueError otherwise."""
     if not bool((conditioning.lengths == conditioning.states.shape[1]).all()):
         raise ValueError(
-            "text states are padded, and this model attends to every token that it is given: texts of one pass must "
-            "have the same length (guidance=ClassifierFree(scale, batched=False) makes two passes)"
+            "text states are padded, and this model attends to every token that it is given: the prompts of one run "
+            "must have texts of the same length"
         )
+
+
+def are_as_long(first: Conditioning, second: Conditioning) -> bool:
+    """Whether the texts of both have one length."""
+    return first.states.shape[1] == second.states.shape[1]
 
 
 def check_pooled(conditioning: Conditioning, width: int) -> None:
@@ -67,6 +82,16 @@ def check_picture_states(conditioning: Conditioning, width: int | None, count: i
         found = "none" if states is None else f"{states.shape[1]} of width {states.shape[2]}"
         needs = "none" if width is None else f"{count or 'any number'} of width {width}"
         raise ValueError(f"picture states of a row are {found}; this model reads {needs}")
+
+
+def check_first_frames(found: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> None:
+    """Makes sure that references of the shapes `found` are at most one: known latents of the first frames of clips of
+    `shape` [B, C, F, h, w]. ValueError otherwise."""
+    rows, channels, frames, *sides = shape
+    fits = [each for each in found if each == (rows, channels, each[2], *sides) and each[2] <= frames]
+    if fits != [*found] or len(found) > 1:
+        wanted = f"at most one, of the clip's first frames, {(rows, channels, f'1 to {frames}', *sides)}"
+        raise ValueError(f"references are of shapes {[*found]}; this model takes {wanted}")
 
 
 def text_mask(lengths: Tensor, num_text: int, num_before: int) -> AttentionMask:

@@ -31,13 +31,14 @@ from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid, thousandfold
 from .entries import rotary_axes, size, switch
-from .fitting import check_cells, check_guidance, check_pooled, check_states, check_unpadded
+from .fitting import are_as_long, check_cells, check_guidance, check_pooled, check_states, check_unpadded
+from .guidance import Run
 from .hoisting import HoistingModule, gated, ungated
 from .keys import final_layer, joint_stream
 from .patches import patchify, unpatchify
 from .saving import in_diffusers_layout
 from .shapes import Marks, Shapes, rotary_share
-from .stages import StagesPrepared, run_stages
+from .stages import StagesPrepared, StagesTold, run_stages
 
 HOISTED = ("modulation.", "single_modulation.")
 """What the names of weights that only `prepare` uses begin with."""
@@ -164,8 +165,8 @@ class FluxConfig:
 
 
 class FluxDenoiser(HoistingModule):
-    """See the module's first lines; implements `Denoiser`. Its conditioning has `pooled` text, and `guidance` where the
-    model is guided."""
+    """See the module's first lines; implements `Denoiser`, `PairingDenoiser` and `UnmaskedDenoiser`. Its conditioning
+    has `pooled` text, and `guidance` where the model is guided."""
 
     hoisted: ClassVar[tuple[str, ...]] = HOISTED
     walked: ClassVar[tuple[str, ...]] = ("blocks", "single_blocks")
@@ -201,26 +202,57 @@ class FluxDenoiser(HoistingModule):
         Raises:
             ValueError: latents or conditioning of a shape or kind that the model does not take.
         """
-        self._check_fits(conditioning, shape)
-        h = functional.silu(self.embed(conditioning, evaluations))  # [E, B, D]
+        run = Run(shape=shape, evaluations=evaluations, attention=attention, runner=runner)
+        return self._prepared((conditioning,), run)[0]
+
+    def prepare_both(
+        self,
+        first: Conditioning,
+        second: Conditioning,
+        shape: tuple[int, ...],
+        evaluations: Sequence[Point],
+        *,
+        attention: AttentionSelector,
+        runner: Runner = run_blocks,
+    ) -> tuple[StagesPrepared, StagesPrepared]:
+        """See `PairingDenoiser`."""
+        run = Run(shape=shape, evaluations=evaluations, attention=attention, runner=runner)
+        one, other = self._prepared((first, second), run)
+        return one, other
+
+    def takes_together(self, first: Conditioning, second: Conditioning) -> bool:
+        """See `UnmaskedDenoiser`."""
+        return are_as_long(first, second)
+
+    def _prepared(self, conditionings: Sequence[Conditioning], run: Run) -> list[StagesPrepared]:
+        """What is prepared for each conditioning of a run; weights are read once for all."""
+        for conditioning in conditionings:
+            self._check_fits(conditioning, run.shape)
+        h = [functional.silu(self.embed(each, run.evaluations)) for each in conditionings]  # [E, B, D]
         joint = [self._modulations(f"modulation.{i}", h, 4) for i in range(self.config.layers)]
         single = [self._modulations(f"single_modulation.{i}", h, 1) for i in range(self.config.single_layers)]
-        return StagesPrepared(
-            context=self.text_in(conditioning.states.to(self.text_in.weight.dtype)),
-            rotary=self.rotary_tables(shape, conditioning.states),
-            mask=FULL,
-            attention=attention,
-            runner=runner,
-            modulation=[[block[e] for block in joint] for e in range(len(evaluations))],
-            single_modulation=[[block[e] for block in single] for e in range(len(evaluations))],
-            final=ungated(self.final_modulation(h)),
-            places={point.index: e for e, point in enumerate(evaluations)},
-        )
+        numbers = range(len(run.evaluations))
+        return [
+            StagesPrepared(
+                told=StagesTold(
+                    context=self.text_in(conditioning.states.to(self.text_in.weight.dtype)),
+                    rotary=self.rotary_tables(run.shape, conditioning.states),
+                ),
+                mask=FULL,
+                attention=run.attention,
+                runner=run.runner,
+                modulation=[[block[n][e] for block in joint] for e in numbers],
+                single_modulation=[[block[n][e] for block in single] for e in numbers],
+                final=ungated(self.final_modulation(h[n])),
+                places={point.index: e for e, point in enumerate(run.evaluations)},
+            )
+            for n, conditioning in enumerate(conditionings)
+        ]
 
     def slope(self, x: Tensor, prepared: StagesPrepared, point: Point) -> Tensor:
         """noise - data, float32 [B, C, 1, h, w], at one of the points that were prepared."""
         e = prepared.places[point.index]
-        tokens = self.image_in(patchify(x, PATCH).to(prepared.context.dtype))
+        tokens = self.image_in(patchify(x, PATCH).to(self.image_in.weight.dtype))
         h = run_stages(tokens, prepared, e, [*self.blocks], [*self.single_blocks])
         h = prepared.final[e].before(self.final_norm(h))
         return unpatchify(self.output(h), x.shape, PATCH).float()
@@ -240,8 +272,8 @@ class FluxDenoiser(HoistingModule):
             vector = vector + self.guidance_embed(sinusoid(guidance * TIME_SCALE))
         return vector + self.pooled_embed(conditioning.pooled)
 
-    def _modulations(self, name: str, h: Tensor, count: int) -> list[list[ShiftScaleGate]]:
-        return gated(self.projected(name, h), count)
+    def _modulations(self, name: str, h: Sequence[Tensor], count: int) -> list[list[list[ShiftScaleGate]]]:
+        return [gated(table, count) for table in self.projections(name, h)]
 
     def rotary_tables(self, shape: tuple[int, ...], states: Tensor) -> Rotary:
         """Tables for picture tokens, at (0, row, column), then text tokens, all at (0, 0, 0)."""

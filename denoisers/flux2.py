@@ -32,13 +32,13 @@ from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid, thousandfold
 from .entries import FILE, number, rotary_axes, size, switch
-from .fitting import check_guidance, check_states, check_unpadded
+from .fitting import are_as_long, check_guidance, check_states, check_unpadded
 from .hoisting import HoistingModule, gated, ungated
 from .keys import SWIGLU_LAYERS, final_layer, joint_stream
 from .patches import patchify, unpatchify
 from .saving import in_diffusers_layout
 from .shapes import Marks, Shapes, rotary_share
-from .stages import StagesPrepared, run_stages
+from .stages import StagesPrepared, StagesTold, run_stages
 
 MARKS = Marks(
     (
@@ -176,8 +176,8 @@ class Flux2Config:
 
 
 class Flux2Denoiser(HoistingModule):
-    """See the module's first lines; implements `Denoiser`. Its conditioning has `guidance` where the model is guided,
-    and `references` where there are pictures to look at."""
+    """See the module's first lines; implements `Denoiser`, `SharingDenoiser` and `UnmaskedDenoiser`. Its conditioning
+    has `guidance` where the model is guided, and `references` where there are pictures to look at."""
 
     hoisted: ClassVar[tuple[str, ...]] = ("picture_modulation.", "text_modulation.", "single_modulation.")
     walked: ClassVar[tuple[str, ...]] = ("blocks", "single_blocks")
@@ -219,7 +219,7 @@ class Flux2Denoiser(HoistingModule):
         single = gated(self.projected("single_modulation", h), 1)
         count = len(evaluations)
         return StagesPrepared(
-            **told,
+            told=told,
             mask=FULL,
             attention=attention,
             runner=runner,
@@ -233,16 +233,19 @@ class Flux2Denoiser(HoistingModule):
         self, prepared: StagesPrepared, conditioning: Conditioning, shape: tuple[int, ...]
     ) -> StagesPrepared:
         """See `SharingDenoiser`: the modulations are shared; both are told the same guidance."""
-        return dataclasses.replace(prepared, **self._told(conditioning, shape))
+        return dataclasses.replace(prepared, told=self._told(conditioning, shape))
 
-    def _told(self, conditioning: Conditioning, shape: tuple[int, ...]) -> dict[str, Any]:
-        """What depends on the text, and on the pictures to look at, of what is prepared."""
+    def takes_together(self, first: Conditioning, second: Conditioning) -> bool:
+        """See `UnmaskedDenoiser`."""
+        return are_as_long(first, second)
+
+    def _told(self, conditioning: Conditioning, shape: tuple[int, ...]) -> StagesTold:
         self._check_fits(conditioning, shape)
-        return {
-            "context": self.text_in(conditioning.states.to(self.text_in.weight.dtype)),
-            "references": self._reference_tokens(conditioning.references),
-            "rotary": self.rotary_tables(shape, conditioning),
-        }
+        return StagesTold(
+            context=self.text_in(conditioning.states.to(self.text_in.weight.dtype)),
+            references=self._reference_tokens(conditioning.references),
+            rotary=self.rotary_tables(shape, conditioning),
+        )
 
     def slope(self, x: Tensor, prepared: StagesPrepared, point: Point) -> Tensor:
         """noise - data, float32 [B, C, 1, h, w], at one of the points that were prepared."""

@@ -7,7 +7,7 @@ Legend: B rows, C latent channels, F frames, h w latent cells; c, u the conditio
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.attention.base import AttentionSelector
 from ..core.stream import Runner, run_blocks
 from ..schedulers.base import Point, Slope
-from .base import Conditioning, Denoiser, P, Prompt, SharingDenoiser
+from .base import Conditioning, Denoiser, P, PairingDenoiser, Prompt, SharingDenoiser, UnmaskedDenoiser
 from .patches import patchify, unpatchify
 
 
@@ -105,11 +105,11 @@ class NormLimit:
 class ClassifierFree:
     """u + scale (c - u) (Ho and Salimans 2022).
 
-    `batched`: both passes as one batch of 2B rows, else one after the other; the same within rounding. `interval`:
-    guide only where the noise's share sigma / (alpha + sigma) lies in it, both ends included, and take c elsewhere
-    (Kynkaanniemi et al. 2024); an interval whose start is not below its end is empty. `rescale`: mix in, by this share,
-    the result rescaled per row to the standard deviation of c (Lin et al. 2023, section 3.4). `renormalise`: what the
-    family does to the result then.
+    `batched`: both passes as one batch of 2B rows, where the model takes both texts together, else one after the other;
+    the same within rounding. `interval`: guide only where the noise's share sigma / (alpha + sigma) lies in it, both
+    ends included, and take c elsewhere (Kynkaanniemi et al. 2024); an interval whose start is not below its end is
+    empty. `rescale`: mix in, by this share, the result rescaled per row to the standard deviation of c (Lin et al.
+    2023, section 3.4). `renormalise`: what the family does to the result then.
 
     Scale 1 runs the conditional pass alone, scale 0 without rescale and renormalisation the unconditional one alone,
     bit-identical to `Unguided`.
@@ -172,29 +172,9 @@ class ClassifierFree:
     ) -> Slope:
         if self.scale == 0.0 and self.rescale == 0.0 and self.renormalise is None:
             return _forward(denoiser, negative, run, points)
-        if self.batched:
-            return self._paired(denoiser, positive, negative, run, points)
-        if not isinstance(denoiser, SharingDenoiser):
-            conditional, unconditional = (_forward(denoiser, each, run, points) for each in (positive, negative))
-            return lambda x, point: self.combine(conditional(x, point), unconditional(x, point))
-        first = denoiser.prepare(positive, run.shape, points, attention=run.attention, runner=run.runner)
-        second = cast(SharingDenoiser[P], denoiser).prepare_beside(first, negative, run.shape)
-        return lambda x, point: self.combine(denoiser.slope(x, first, point), denoiser.slope(x, second, point))
-
-    def _paired(
-        self, denoiser: Denoiser[P], positive: Conditioning, negative: Conditioning, run: Run, points: Sequence[Point]
-    ) -> Slope:
-        both = Conditioning.concatenate((positive, negative))
-        doubled = Run(
-            shape=(2 * run.shape[0], *run.shape[1:]), evaluations=points, attention=run.attention, runner=run.runner
-        )
-        forward = _forward(denoiser, both, doubled, points)
-
-        def slope(x: Tensor, point: Point) -> Tensor:
-            c, u = forward(torch.cat((x, x)), point).chunk(2)
-            return self.combine(c, u)
-
-        return slope
+        told = dataclasses.replace(run, evaluations=points)
+        both = slopes_of_both(denoiser, positive, negative, told, batched=self.batched)
+        return lambda x, point: self.combine(*both(x, point))
 
 
 @dataclass(frozen=True)
@@ -230,6 +210,42 @@ def rescaled(guided: Tensor, c: Tensor, share: float) -> Tensor:
     return guided * (1.0 - share + share * factor)
 
 
+def slopes_of_both(
+    denoiser: Denoiser[P], positive: Conditioning, negative: Conditioning, run: Run, *, batched: bool
+) -> Callable[[Tensor, Point], tuple[Tensor, Tensor]]:
+    """c and u at the points of a run: `batched` from one batch of 2B rows, where the denoiser takes both texts
+    together, else one after the other."""
+    if not batched or not _are_taken_together(denoiser, positive, negative):
+        first, second = prepare_both(denoiser, positive, negative, run)
+        return lambda x, point: (denoiser.slope(x, first, point), denoiser.slope(x, second, point))
+    doubled = dataclasses.replace(run, shape=(2 * run.shape[0], *run.shape[1:]))
+    forward = _forward(denoiser, Conditioning.concatenate((positive, negative)), doubled, run.evaluations)
+
+    def slopes(x: Tensor, point: Point) -> tuple[Tensor, Tensor]:
+        c, u = forward(torch.cat((x, x)), point).chunk(2)
+        return c, u
+
+    return slopes
+
+
+def prepare_both(denoiser: Denoiser[P], first: Conditioning, second: Conditioning, run: Run) -> tuple[P, P]:
+    """What `prepare` gives for each of two conditionings; what they can share is made, or read, once."""
+    if isinstance(denoiser, PairingDenoiser):
+        pairing = cast(PairingDenoiser[P], denoiser)
+        return pairing.prepare_both(
+            first, second, run.shape, run.evaluations, attention=run.attention, runner=run.runner
+        )
+    each = denoiser.prepare(first, run.shape, run.evaluations, attention=run.attention, runner=run.runner)
+    if isinstance(denoiser, SharingDenoiser):
+        return each, cast(SharingDenoiser[P], denoiser).prepare_beside(each, second, run.shape)
+    other = denoiser.prepare(second, run.shape, run.evaluations, attention=run.attention, runner=run.runner)
+    return each, other
+
+
 def _forward(denoiser: Denoiser[P], conditioning: Conditioning, run: Run, points: Sequence[Point]) -> Slope:
     prepared = denoiser.prepare(conditioning, run.shape, points, attention=run.attention, runner=run.runner)
     return lambda x, point: denoiser.slope(x, prepared, point)
+
+
+def _are_taken_together(denoiser: object, first: Conditioning, second: Conditioning) -> bool:
+    return not isinstance(denoiser, UnmaskedDenoiser) or denoiser.takes_together(first, second)

@@ -3,6 +3,7 @@
 Legend: E evaluations, B rows, D width.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -68,13 +69,18 @@ class HoistingModule(nn.Module):
         Raises:
             ValueError: there is nothing to read them from.
         """
+        return self.projections(name, (h,))[0]
+
+    def projections(self, name: str, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The same of several inputs, for which weights are read once."""
         linear = self.get_submodule(name)
         assert isinstance(linear, nn.Linear)
         if not linear.weight.is_meta:
-            return linear(h)
+            return [linear(h) for h in inputs]
         names = [f"{name}.{leaf}" for leaf, _ in linear.named_parameters()]  # the weight, and the bias if there is one
-        source = self.source_of(name)
-        return functional.linear(h, *(source.read(each, dtype=h.dtype, device=h.device) for each in names))
+        source, like = self.source_of(name), inputs[0]
+        weights = [source.read(each, dtype=like.dtype, device=like.device) for each in names]
+        return [functional.linear(h, *weights) for h in inputs]
 
     def value(self, name: str, like: Tensor) -> Tensor:
         """The parameter `name`, in the dtype and on the device of `like`; where it is on the meta device it is read for

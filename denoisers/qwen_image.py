@@ -153,17 +153,22 @@ class QwenImageConfig:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class QwenImagePrepared:
-    """All that one run needs and that does not depend on the latents.
-
-    `references` are the tokens of reference pictures, which follow the picture's. `modulation[e]` are evaluation e's
-    modulations of the blocks, `final[e]` that of the output layer; `places[index]` finds e by a point's index.
-    """
+class QwenImageTold:
+    """What is prepared of the text and of reference pictures, whose tokens follow the picture's."""
 
     context: Tensor  # [B, Lt, D]
     references: Tensor  # [B, M, D]
     rotary: Rotary
     mask: AttentionMask
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QwenImagePrepared:
+    """All that one run needs and that does not depend on the latents. `modulation[e]` are evaluation e's
+    modulations of the blocks, `final[e]` that of the output layer; `places[index]` finds e by a point's index.
+    """
+
+    told: QwenImageTold
     attention: AttentionSelector
     runner: Runner
     modulation: Sequence[Sequence[Sequence[Modulation]]]
@@ -172,11 +177,13 @@ class QwenImagePrepared:
 
     def inputs(self, e: int) -> BlockInputs:
         """What the blocks read in evaluation e."""
-        return BlockInputs(rotary=self.rotary, mask=self.mask, attention=self.attention, modulation=self.modulation[e])
+        told, modulation = self.told, self.modulation[e]
+        return BlockInputs(rotary=told.rotary, mask=told.mask, attention=self.attention, modulation=modulation)
 
 
 class QwenImageDenoiser(HoistingModule):
-    """See the module's first lines; implements `Denoiser`. Its conditioning may be padded, and have references."""
+    """See the module's first lines; implements `Denoiser` and `SharingDenoiser`. Its conditioning may be padded, and
+    have references."""
 
     hoisted: ClassVar[tuple[str, ...]] = HOISTED
     walked: ClassVar[tuple[str, ...]] = ("blocks",)
@@ -211,10 +218,10 @@ class QwenImageDenoiser(HoistingModule):
         """
         told = self._told(conditioning, shape)
         h = functional.silu(self.embed([*(point.time for point in evaluations), 0.0]))[:, None]  # [E + 1, 1, D]
-        num_tokens = (shape[3] * shape[4] // PATCH**2, told["references"].shape[1])
+        num_tokens = (shape[3] * shape[4] // PATCH**2, told.references.shape[1])
         blocks = [self._modulations(i, h, num_tokens) for i in range(self.config.layers)]
         return QwenImagePrepared(
-            **told,
+            told=told,
             attention=attention,
             runner=runner,
             modulation=[[block[e] for block in blocks] for e in range(len(evaluations))],
@@ -230,29 +237,30 @@ class QwenImageDenoiser(HoistingModule):
         Raises:
             ValueError: as for `prepare`, or there are not as many tokens of references.
         """
-        told, wanted = self._told(conditioning, shape), prepared.references.shape[1]
-        if told["references"].shape[1] != wanted:
-            raise ValueError(f"references have {told['references'].shape[1]} tokens; the prompt's have {wanted}")
-        return dataclasses.replace(prepared, **told)
+        told = self._told(conditioning, shape)
+        found, wanted = (each.references.shape[1] for each in (told, prepared.told))
+        if found != wanted:
+            raise ValueError(f"references have {found} tokens; the prompt's have {wanted}")
+        return dataclasses.replace(prepared, told=told)
 
-    def _told(self, conditioning: Conditioning, shape: tuple[int, ...]) -> dict[str, Any]:
-        """What depends on the conditioning of what is prepared."""
+    def _told(self, conditioning: Conditioning, shape: tuple[int, ...]) -> QwenImageTold:
         self._check_fits(conditioning, shape)
         pictures = [shape, *(tuple(each.shape) for each in conditioning.references)]
         longest = int(conditioning.lengths.max())
         states = conditioning.states[:, :longest].to(self.image_in.weight.dtype)
-        return {
-            "context": self.text_in(self.text_norm(states)),
-            "references": self._tokens(conditioning.references, shape[0]),
-            "rotary": rotary_table(self.config.rotary(), _positions(pictures, longest).to(states.device)),
-            "mask": text_mask(conditioning.lengths, longest, sum(each[3] * each[4] // PATCH**2 for each in pictures)),
-        }
+        num_before = sum(each[3] * each[4] // PATCH**2 for each in pictures)
+        return QwenImageTold(
+            context=self.text_in(self.text_norm(states)),
+            references=self._tokens(conditioning.references, shape[0]),
+            rotary=rotary_table(self.config.rotary(), _positions(pictures, longest).to(states.device)),
+            mask=text_mask(conditioning.lengths, longest, num_before),
+        )
 
     def slope(self, x: Tensor, prepared: QwenImagePrepared, point: Point) -> Tensor:
         """noise - data, float32 [B, C, 1, h, w], at one of the points that were prepared."""
         e = prepared.places[point.index]
-        tokens = self.image_in(patchify(x, PATCH).to(prepared.context.dtype))
-        stream = Stream(x=torch.cat((tokens, prepared.references), dim=1), context=prepared.context)
+        tokens, told = self.image_in(patchify(x, PATCH).to(self.image_in.weight.dtype)), prepared.told
+        stream = Stream(x=torch.cat((tokens, told.references), dim=1), context=told.context)
         stream = prepared.runner([*self.blocks], stream, prepared.inputs(e), NoCache())
         h = prepared.final[e].before(self.final_norm(stream.x[:, : tokens.shape[1]]))
         return unpatchify(self.output(h), x.shape, PATCH).float()

@@ -5,7 +5,7 @@ Legend: P = 2 cells per token side, D width.
 
 from ..core.key_map import KeyMap, Layout, Part, Reshape, RowPermutation, Rule, Share
 from .keys import joint_stream
-from .sd3 import PATCH, SD3Config
+from .sd3_config import PATCH, SD3Config
 
 SWAPPED = ((Share(1, 2),), (Share(0, 2),))
 """diffusers keeps scale before shift in modulations without a gate."""

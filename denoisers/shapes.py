@@ -23,6 +23,10 @@ class Marks:
         """The share of one layout's names that are there, 1 where all are; of the layout that comes nearest."""
         return max((sum(name in names for name in layout) / len(layout) for layout in self.layouts), default=0.0)
 
+    def within(self, others: "Marks") -> bool:
+        """Whether each of the others' layouts holds all names of one of these: what has them is of this kind too."""
+        return all(any({*layout} <= {*other} for layout in self.layouts) for other in others.layouts)
+
 
 def rotary_share(axes: _Axes, head_width: int) -> _Axes:
     """Rotary axes, in the same shares of another head, for checkpoints whose shapes do not tell them.

@@ -6,16 +6,18 @@ conditional one without some blocks.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
 from ..core.stream import Block, BlockInputs, Cache, Runner, Stream
 from ..schedulers.base import Point, Slope
 from .base import Conditioning, Denoiser, P, Prompt
-from .guidance import ClassifierFree, Run
+from .guidance import ClassifierFree, Run, slopes_of_both
+
+Slopes: TypeAlias = Callable[[Tensor, Point], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -66,22 +68,24 @@ class SkipLayers:
         return bool(self.layers) and self.scale != 0 and n * self.start < point.index < n * self.stop
 
     def _skipping(self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slope:
-        """The slope where layers are skipped: both passes of `then` as one batch, and one more."""
-        told = [prompt.positive]
-        if self.then.needs_negative and prompt.negative is not None:
-            told.append(prompt.negative)
-        rows = run.shape[0]
-        batch = dataclasses.replace(run, shape=(rows * len(told), *run.shape[1:]))
-        whole = _forward(denoiser, Conditioning.concatenate(told), batch)
+        """The slope where layers are skipped: both passes of `then`, as one batch where that can be, and one more."""
+        whole = self._whole(denoiser, prompt, run)
         runner = Skipping(layers=frozenset(self.layers), runner=run.runner)
         partial = _forward(denoiser, prompt.positive, dataclasses.replace(run, runner=runner))
 
         def slope(x: Tensor, point: Point) -> Tensor:
-            slopes = whole(torch.cat([x] * len(told)), point).split(rows)
+            slopes = whole(x, point)
             guided = self.then.combine(*slopes) if len(slopes) == 2 and self.then.guides(point) else slopes[0]
             return guided + self.scale * (slopes[0] - partial(x, point))
 
         return slope
+
+    def _whole(self, denoiser: Denoiser[P], prompt: Prompt, run: Run) -> Slopes:
+        """c and, where `then` needs it, u."""
+        if prompt.negative is not None and self.then.needs_negative:
+            return slopes_of_both(denoiser, prompt.positive, prompt.negative, run, batched=True)
+        alone = _forward(denoiser, prompt.positive, run)
+        return lambda x, point: (alone(x, point),)
 
 
 @dataclass(frozen=True, kw_only=True)

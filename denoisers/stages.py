@@ -17,17 +17,23 @@ from ..core.stream import Block, BlockInputs, NoCache, Runner, Stream
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StagesPrepared:
-    """All that one run needs and that does not depend on the latents.
-
-    Tokens are in the order picture, references, text, and so are the rotary tables. `modulation[e]` are evaluation e's
-    modulations of the joint blocks, `single_modulation[e]` those of the parallel ones, `final[e]` that of the output
-    layer; `places[index]` finds e by a point's index.
-    """
+class StagesTold:
+    """What is prepared of the text, and of pictures to look at. Tokens are in the order picture, references, text, and
+    so are the rotary tables."""
 
     context: Tensor  # [B, Lt, D]
     references: Tensor | None = None  # [B, R, D]
     rotary: Rotary
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StagesPrepared:
+    """All that one run needs and that does not depend on the latents. `modulation[e]` are evaluation e's
+    modulations of the joint blocks, `single_modulation[e]` those of the parallel ones, `final[e]` that of the output
+    layer; `places[index]` finds e by a point's index.
+    """
+
+    told: StagesTold
     mask: AttentionMask
     attention: AttentionSelector
     runner: Runner
@@ -38,16 +44,16 @@ class StagesPrepared:
 
     def inputs(self, modulation: Sequence[Sequence[Modulation]]) -> BlockInputs:
         """What blocks with these modulations read."""
-        return BlockInputs(rotary=self.rotary, mask=self.mask, attention=self.attention, modulation=modulation)
+        return BlockInputs(rotary=self.told.rotary, mask=self.mask, attention=self.attention, modulation=modulation)
 
 
 def run_stages(
     tokens: Tensor, prepared: StagesPrepared, e: int, joint: Sequence[Block], single: Sequence[Block]
 ) -> Tensor:
     """Picture tokens [B, N, D] through all blocks at evaluation e, [B, N, D]."""
-    references = prepared.references
+    references = prepared.told.references
     x = tokens if references is None else torch.cat((tokens, references), dim=1)
-    stream = Stream(x=x, context=prepared.context)
+    stream = Stream(x=x, context=prepared.told.context)
     stream = prepared.runner(joint, stream, prepared.inputs(prepared.modulation[e]), NoCache())
     assert stream.context is not None
     stream = Stream(x=torch.cat((stream.x, stream.context), dim=1))

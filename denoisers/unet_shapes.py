@@ -65,6 +65,14 @@ def unet_config_of_shapes(shapes: Shapes) -> UNetConfig:
     )
 
 
+def is_refiner(shapes: Shapes) -> bool:
+    """Whether they are those of Stable Diffusion XL's refiner: its last level, unlike the base's, does not look at the
+    text."""
+    original = shapes.has("input_blocks.0.0.weight")
+    levels, layers = _original_size(shapes) if original else _size(shapes)
+    return not shapes.has(f"{_transformer(levels - 1, layers, original)}.proj_in.weight")
+
+
 def _original_size(shapes: Shapes) -> tuple[int, int]:
     """Levels, and layers of each: between two levels there is a block that halves."""
     blocks = shapes.count("input_blocks.")

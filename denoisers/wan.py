@@ -17,7 +17,7 @@ states, D width.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,21 +25,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.attention.base import FULL, AttentionSelector
-from ..core.blocks.cross import CrossBlock, by_head
+from ..core.attention.base import AttentionMask, AttentionSelector
+from ..core.blocks.cross import CrossBlock
 from ..core.mlp import GELUMLP
-from ..core.modulation import Modulation, Stretches
 from ..core.norms import LayerNorm, RMSNorm
 from ..core.rotary import Rotary, grid_positions, rotary_table
 from ..core.saving import Component
-from ..core.stream import BlockInputs, KeysValues, NoCache, Runner, Stream, run_blocks
+from ..core.stream import Cache, KeysValues, NoCache, Runner, Stream, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import TIME_SCALE, Embedder, sinusoid
-from .fitting import check_clip, check_guidance, check_picture_states, check_states
-from .hoisting import HoistingModule, gated, ungated
+from .fitting import check_clip, check_first_frames, check_guidance, check_picture_states, check_states
+from .hoisting import HoistingModule
 from .patches import patchify, unpatchify_channels_last
 from .saving import in_diffusers_layout
+from .timed import TimedPrepared, keys_values
 from .wan_config import PATCH, TEXT_TOKENS, WanConfig
 from .wan_keys import wan_key_map
 
@@ -56,49 +56,12 @@ PICTURE_NORM_EPS = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WanPrepared:
-    """All that one run needs and that does not depend on the latents.
+class WanPrepared(TimedPrepared):
+    """`crossed[i]` are the keys and values of the text, then of pictures. `beside` are patches that go beside those of
+    the latents; `first` are latents of the clip's first frames, which are known."""
 
-    `crossed[i]` are the keys and values of the text, then of pictures, for block i. `beside` are patches that go beside
-    those of the latents; `first` are latents of the clip's first frames, which are known. Block i's modulations at
-    evaluation e come from `tables[i] + projections[e]`, the output layer's from `final_table + embedded[e]`; the last
-    rows of both are those of time 0. `lengths`: tokens of known frames, and of the others. `places[index]` finds e by a
-    point's index.
-    """
-
-    crossed: Sequence[Sequence[KeysValues]]
     beside: Tensor | None  # [B, N, (channels beside) P P]
     first: Tensor | None  # [B, C, known frames, h, w]
-    lengths: tuple[int, int]
-    rotary: Rotary
-    attention: AttentionSelector
-    runner: Runner
-    tables: Tensor  # [blocks, 6 D], float32
-    projections: Tensor  # [E + 1, 6 D]
-    final_table: Tensor  # [2, D], float32
-    embedded: Tensor  # [E + 1, D]
-    places: Mapping[int, int]
-
-    def inputs(self, e: int) -> BlockInputs:
-        """What the blocks read in evaluation e."""
-        classes = [gated((self.tables + self.projections[row])[:, None], 2) for row in self._rows(e)]
-        modulation = [[self._joined(parts) for parts in zip(*each, strict=True)] for each in zip(*classes, strict=True)]
-        return BlockInputs(
-            rotary=self.rotary, mask=FULL, attention=self.attention, modulation=modulation, crossed=self.crossed
-        )
-
-    def final(self, e: int) -> Modulation:
-        """That of the output layer in evaluation e."""
-        tables = [(self.final_table + self.embedded[row]).flatten()[None, None] for row in self._rows(e)]
-        return self._joined([ungated(table)[0] for table in tables])
-
-    def _rows(self, e: int) -> list[int]:
-        """Of the tables, for each class of tokens that there is: time 0, and evaluation e's."""
-        return [row for row, length in zip((-1, e), self.lengths, strict=True) if length]
-
-    def _joined(self, parts: Sequence[Modulation]) -> Modulation:
-        """One modulation of all tokens, of those for each class."""
-        return parts[0] if len(parts) == 1 else Stretches(lengths=self.lengths, parts=parts)
 
 
 class PictureProjection(nn.Module):
@@ -165,10 +128,10 @@ class WanDenoiser(HoistingModule):
         told = self._told(conditioning, shape)
         embedded = self.embed([*(point.time for point in evaluations), 0.0])
         exact = embedded.float()
-        positions = grid_positions((shape[2], shape[3] // PATCH, shape[4] // PATCH))
         return WanPrepared(
             **told,
-            rotary=rotary_table(self.config.rotary(), positions.to(embedded.device)),
+            rotary=self.rotary(shape),
+            mask=AttentionMask(grid=(shape[2], shape[3] // PATCH, shape[4] // PATCH)),
             attention=attention,
             runner=runner,
             tables=torch.cat([self.value(f"modulation.{i}", exact) for i in range(self.config.layers)]).flatten(1),
@@ -185,18 +148,34 @@ class WanDenoiser(HoistingModule):
     def slope(self, x: Tensor, prepared: WanPrepared, point: Point) -> Tensor:
         """noise - data, float32 [B, C, F, h, w], at one of the points that were prepared; in known frames, the slope
         from which x0 follows as they are."""
-        e, known, dtype = prepared.places[point.index], prepared.first, self.image_in.weight.dtype
-        tokens = patchify(x if known is None else torch.cat((known, x[:, :, known.shape[2] :]), dim=2), PATCH)
-        if prepared.beside is not None:
-            tokens = torch.cat((tokens, prepared.beside), dim=-1)
-        stream = Stream(x=self.image_in(tokens.to(dtype)))
-        h = prepared.runner([*self.blocks], stream, prepared.inputs(e), NoCache()).x
-        h = prepared.final(e).before(self.final_norm(h.float())).to(dtype)
-        slope = unpatchify_channels_last(self.output(h), x.shape, PATCH).float()
+        e, known = prepared.places[point.index], prepared.first
         if known is None:
-            return slope
+            return self.predicted(x, prepared, e, NoCache())
+        rest = x[:, :, known.shape[2] :]
+        slope = self.predicted(torch.cat((known, rest), dim=2), prepared, e, NoCache())
         given = (x[:, :, : known.shape[2]] - known) / point.sigma
         return torch.cat((given, slope[:, :, known.shape[2] :]), dim=2)
+
+    def predicted(self, x: Tensor, prepared: WanPrepared, e: int, cache: Cache) -> Tensor:
+        """What the network makes of latents x [B, C, F, h, w] in evaluation e, float32 of the same shape."""
+        h = self.read(x, prepared, e, cache)
+        h = prepared.final(e).before(self.final_norm(h.float())).to(h.dtype)
+        return unpatchify_channels_last(self.output(h), x.shape, PATCH).float()
+
+    def read(self, x: Tensor, prepared: WanPrepared, e: int, cache: Cache) -> Tensor:
+        """The tokens [B, N, D] of latents x after all blocks in evaluation e (-1: at time 0); they attend to what the
+        cache gives back."""
+        tokens = patchify(x, PATCH)
+        if prepared.beside is not None:
+            tokens = torch.cat((tokens, prepared.beside), dim=-1)
+        stream = Stream(x=self.image_in(tokens.to(self.image_in.weight.dtype)))
+        return prepared.runner([*self.blocks], stream, prepared.inputs(e), cache).x
+
+    def rotary(self, shape: Sequence[int], start: int = 0) -> Rotary:
+        """The tables of latents of `shape` [B, C, F, h, w], whose first frame is number `start` of its clip."""
+        sizes = (shape[2], shape[3] // PATCH, shape[4] // PATCH)
+        positions = grid_positions(sizes, start=(start, 0, 0)).to(self.image_in.weight.device)
+        return rotary_table(self.config.rotary(), positions)
 
     def component(self) -> Component:
         """See `Saveable`."""
@@ -237,15 +216,9 @@ class WanDenoiser(HoistingModule):
         if self.picture_in is not None and conditioning.picture_states is not None:
             read["picture"] = self.picture_in(conditioning.picture_states.to(dtype))
         return [
-            [self._keys_values(kind, i, states) for kind, states in read.items()] for i in range(self.config.layers)
+            [keys_values(self, kind, i, states, heads=self.config.heads) for kind, states in read.items()]
+            for i in range(self.config.layers)
         ]
-
-    def _keys_values(self, kind: str, i: int, states: Tensor) -> KeysValues:
-        """Those of states [B, Lc, D] for block i."""
-        keys, values = self.projected(f"{kind}_keys_values.{i}", states).chunk(2, dim=-1)
-        keys = self.get_submodule(f"{kind}_key_norms.{i}")(keys)
-        ours = (by_head(each[:, None], self.config.heads).contiguous() for each in (keys, values))
-        return KeysValues(keys=next(ours), values=next(ours))
 
     def _check_fits(self, conditioning: Conditioning, shape: tuple[int, ...]) -> None:
         config = self.config
@@ -259,15 +232,13 @@ class WanDenoiser(HoistingModule):
         self._check_references([tuple(each.shape) for each in conditioning.references], shape)
 
     def _check_references(self, found: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> None:
-        rows, channels, frames, *sides = shape
+        rows, _, frames, *sides = shape
         beside = self.config.beside_channels
         if beside and found != [(rows, beside, frames, *sides)]:
             wanted = (rows, beside, frames, *sides)
             raise ValueError(f"references are of shapes {found}; this model reads one of {wanted} beside the latents")
-        fits = [each for each in found if each == (rows, channels, each[2], *sides) and each[2] <= frames]
-        if not beside and (fits != found or len(found) > 1):
-            wanted = f"at most one, of the clip's first frames, {(rows, channels, f'1 to {frames}', *sides)}"
-            raise ValueError(f"references are of shapes {found}; this model takes {wanted}")
+        if not beside:
+            check_first_frames(found, shape)
 
 
 def filled_with_zeros(conditioning: Conditioning, count: int) -> Tensor:

@@ -17,6 +17,8 @@ PATCH = 2
 TEXT_TOKENS = 512
 HEAD_WIDTH = 128  # of every model; shapes do not tell it: norms of queries and keys span all heads
 QK_NORM = "rms_norm_across_heads"
+PICTURE_KEYS = ("img_emb.proj.0.weight", "condition_embedder.image_embedder.norm1.weight")
+"""One of these is there where the model reads states of pictures, of that width."""
 MARKS = Marks(
     (
         (
@@ -153,7 +155,7 @@ class WanConfig:
             text_width=shapes.of("text_embedding.0.weight", "condition_embedder.text_embedder.linear_1.weight")[1],
             time_width=shapes.of("time_embedding.0.weight", "condition_embedder.time_embedder.linear_1.weight")[1],
             cross_norm=shapes.has("blocks.0.norm3.weight", "blocks.0.norm2.weight"),
-            picture_width=_size(shapes, 0, "img_emb.proj.0.weight", "condition_embedder.image_embedder.norm1.weight"),
+            picture_width=_size(shapes, 0, *PICTURE_KEYS),
             picture_positions=_size(shapes, 1, "img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed"),
         )
 

@@ -232,19 +232,34 @@ def _architecture(source: ModelSource, projection: Projection = "stored") -> Arc
     projection where nothing reads one."""
     unread = ("text_projection.weight",) if isinstance(source, StoredModel) else ()
     plain = Architecture(
-        model=PLAIN, config="CLIPTextConfig", prefixes=("", "text_model."), drops=("embeddings.position_ids", *unread)
+        model=PLAIN,
+        config="CLIPTextConfig",
+        prefixes=("", "text_model."),
+        drops=("embeddings.position_ids", *unread),
+        others=_open_clip,
     )
     projected = dataclasses.replace(
         plain,
         model=PROJECTED,
         prefixes=("",),
         drops=("text_model.embeddings.position_ids",),
-        others=_open_clip,
     )
     if projection == "identity":
-        projected = dataclasses.replace(projected, identities=("text_projection",), others=plain.others)
+        projected = dataclasses.replace(projected, identities=("text_projection",), others=_none)
     return text_architecture(source, (plain, projected))
 
 
 def _open_clip(module: nn.Module) -> tuple[Layout, ...]:
-    return (open_clip_layout(len(named_weights(module)["text_projection.weight"])),)
+    weights = named_weights(module)
+    projection = weights.get("text_projection.weight")
+    return (
+        open_clip_layout(
+            "text_model." if any(name.startswith("text_model.") for name in weights) else "",
+            blocks=sum(name.endswith(".layer_norm1.weight") for name in weights),
+            projected=None if projection is None else len(projection),
+        ),
+    )
+
+
+def _none(module: nn.Module) -> tuple[Layout, ...]:
+    return ()

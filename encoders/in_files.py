@@ -1,7 +1,7 @@
 """Text encoders that weights files hold, alone or beside other parts of a model: their configs, which no file has.
 
 Sizes come from shapes; what shapes do not show (widths of heads, activations, epsilons, rotary bases) is as published:
-OpenAI's CLIP-L, OpenCLIP's bigG, Google's T5 1.1 and UMT5, Qwen2.5-VL 7B, Qwen3, Mistral Small 3.
+OpenAI's CLIP-L, OpenCLIP's H and bigG, Google's T5 1.1 and UMT5, Qwen2.5-VL 7B, Qwen3, Mistral Small 3.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -70,6 +70,13 @@ def projected_clip_l(shapes: Shapes) -> Mapping[str, Any]:
 def clip_g(shapes: Shapes) -> Mapping[str, Any]:
     """OpenCLIP's, by transformers' names or its own."""
     return _clip(shapes, "gelu", _projected(shapes))
+
+
+def clip_h(shapes: Shapes) -> Mapping[str, Any]:
+    """OpenCLIP's of Stable Diffusion 2, by its own names, without the last block and the projection, which that model
+    does not read."""
+    whole = _clip(shapes, "gelu", None)
+    return {**whole, "num_hidden_layers": whole["num_hidden_layers"] - 1}
 
 
 def t5(shapes: Shapes) -> Mapping[str, Any]:
@@ -190,6 +197,7 @@ QWEN2_5_VL = Inside("text_encoders.qwen25_7b.transformer.", qwen2_5_vl)
 MISTRAL = Inside("text_encoders.mistral3_24b.transformer.", mistral)
 """Those of ComfyUI's files."""
 SD_CLIP = Inside("cond_stage_model.transformer.", clip_l)
+SD_2_CLIP = Inside("cond_stage_model.model.", clip_h)
 SDXL_CLIP = Inside("conditioner.embedders.0.transformer.", clip_l)
 SDXL_CLIP_2 = tuple(Inside(f"conditioner.embedders.{n}.model.", clip_g) for n in (1, 0))
 """Those of Stability AI's and CompVis' files; the refiner has the larger CLIP alone, as its first."""

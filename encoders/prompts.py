@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -40,9 +41,20 @@ def token_rows(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[str]) -> 
     """
     texts = checked_prompts(prompts)
     encode = cast(Any, tokenizer)
+    if not encode.is_fast:
+        return [_byte_row(encode, text) for text in texts]
     encoded = encode(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     pairs = zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True)
     return [TokenRow(text=text, ids=tuple(ids), spans=tuple(spans)) for text, ids, spans in pairs]
+
+
+def _byte_row(tokenizer: Any, text: str) -> TokenRow:
+    """The tokens of a text for ByT5's tokenizer, which does not tell where they are: a byte each, or a special one."""
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    sizes = (1 if len(token) == 1 else len(token.encode()) for token in tokenizer.convert_ids_to_tokens(ids))
+    characters = [*(place for place, letter in enumerate(text) for _ in letter.encode()), len(text)]
+    ends = [characters[min(end, len(characters) - 1)] for end in accumulate(sizes, initial=0)]
+    return TokenRow(text=text, ids=tuple(ids), spans=tuple(pairwise(ends)))
 
 
 def warnings_of(rows: Iterable[TokenRow], room: int, reader: str) -> tuple[str, ...]:

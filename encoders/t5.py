@@ -25,6 +25,9 @@ from .prompts import special_ids, token_rows, warnings_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, T5EncoderModel, UMT5EncoderModel
 
+BYTES = "ByT5Tokenizer"
+"""The class of tokenizers of bytes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class T5Encoder:
@@ -140,12 +143,14 @@ def load_t5(
     pad_to_max: bool,
     masked: bool,
     keeps_pads: bool | None = None,
+    tokenizer_class: str = "T5Tokenizer",
     variant: str | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> T5Encoder:
     """The T5 or UMT5 encoder of a folder in transformers' layout or in a file by its names, and the tokenizer of
-    another folder. In float16 the output of each feed-forward stays in float32, as in transformers: it overflows.
+    another folder, of transformers' `tokenizer_class` (ByT5's has no file of words). In float16 the output of each
+    feed-forward stays in float32, as in transformers: it overflows.
 
     Nothing is fetched from the network, and nothing printed. `variant` is the part of the weights' file names that
     tells copies apart ("fp16"). On the meta device, weights stay in the files, and each call reads them.
@@ -157,7 +162,8 @@ def load_t5(
     """
     source = model_source(model)
     module, stored = load_text_model(source, _known(source), variant=variant, device=device, dtype=dtype)
-    tokenizer = load_prompt_tokenizer(Path(tokenizer_folder), "T5Tokenizer", (("spiece.model",),))
+    files = ("tokenizer_config.json",) if tokenizer_class == BYTES else ("spiece.model",)
+    tokenizer = load_prompt_tokenizer(Path(tokenizer_folder), tokenizer_class, (files,))
     return T5Encoder(
         model=module,
         tokenizer=tokenizer,

@@ -11,6 +11,7 @@ import torch
 from ..core.attention.base import AttentionSelector
 from ..core.checkpoint import Files, read_checkpoint
 from ..core.component_files import component_weights, refuse_quantised_entries
+from ..core.config_sizes import check_config_sizes
 from ..core.hub import hub_folder, is_hub_id
 from ..core.json_file import json_object
 from ..core.key_map import KeyMap
@@ -70,6 +71,7 @@ def load_transformers_folder(
             model has embeddings for.
     """
     config = model_config(folder)
+    check_config_sizes(folder, read_checkpoint(component_weights(folder)).values())
     tokenizer = load_text_tokenizer(folder)
     num_ids = 1 + max(tokenizer.raw.get_vocab().values(), default=-1)  # some vocabularies have gaps
     if num_ids > config.vocab_size:

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from ..core.attention.base import AttentionSelector
+from ..core.config_sizes import check_sizes
 from ..core.gguf_file import GGUFFile, gguf_shards
 from ..core.loading import build_on_meta, load_weights
 from .gguf_config import gguf_config, gguf_key_map
@@ -32,7 +33,9 @@ def load_gguf(
     """
     shards = gguf_shards(path)
     files = [GGUFFile(shard) for shard in shards]
-    config = gguf_config(files[0].metadata, {name: x for file in files for name, x in file.tensors.items()}, path)
+    tensors = {name: x for file in files for name, x in file.tensors.items()}
+    check_sizes(path, files[0].metadata, tensors.values())
+    config = gguf_config(files[0].metadata, tensors, path)
     tokenizer = gguf_tokenizer(files[0].metadata, path)
     if tokenizer.vocab_size > config.vocab_size:
         found = f"{tokenizer.vocab_size} tokens, but the model has {config.vocab_size} embeddings"

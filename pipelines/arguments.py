@@ -34,6 +34,7 @@ PUBLIC_ARGUMENTS = frozenset(
         "height",
         "width",
         "num_frames",
+        "frame_rate",
         "num_inference_steps",
         "guidance_scale",
         "true_cfg_scale",
@@ -57,6 +58,8 @@ PUBLIC_ARGUMENTS = frozenset(
         "aesthetic_score",
         "denoising_start",
         "denoising_end",
+        "decode_timestep",
+        "decode_noise_scale",
         "latents",
         "sigmas",
         "output_type",
@@ -83,6 +86,7 @@ class ImageArguments(TypedDict, total=False):
     height: int | None
     width: int | None
     num_frames: int | None
+    frame_rate: float | None
     num_inference_steps: int | None
     guidance_scale: float | None
     guidance_scale_2: float | None
@@ -105,6 +109,8 @@ class ImageArguments(TypedDict, total=False):
     aesthetic_score: float | None
     denoising_start: float | None
     denoising_end: float | None
+    decode_timestep: float | None
+    decode_noise_scale: float | None
     latents: Tensor | None
     sigmas: Sequence[float] | None
     output_type: OutputType

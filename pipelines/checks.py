@@ -63,9 +63,13 @@ def check_conditioning(part: Conditioning) -> None:
     """Makes sure that a run can be given it: no guidance value, and lengths within its states. ValueError otherwise."""
     if part.guidance is not None:
         raise ValueError("conditioning: it holds a guidance value, which guidance_scale gives")
-    tokens, lengths = part.states.shape[1], part.lengths.tolist()
-    if not all(0 <= length <= tokens for length in lengths):
-        raise ValueError(f"conditioning: lengths are {lengths}; its states have from 0 to {tokens} tokens a row")
+    for name, states, counts in (
+        ("lengths", part.states, part.lengths),
+        ("other_lengths", part.other_states, part.other_lengths),
+    ):
+        tokens, lengths = 0 if states is None else states.shape[1], [] if counts is None else counts.tolist()
+        if not all(0 <= length <= tokens for length in lengths):
+            raise ValueError(f"conditioning: {name} are {lengths}; its states have from 0 to {tokens} tokens a row")
 
 
 def check_latents(latents: Tensor, channels: int, shape: tuple[int, ...] | None, *, clips: bool = False) -> None:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from ..denoisers.patches import patchify, unpatchify
 from .arguments import ImageArguments
 from .base import Encoded
-from .compare_adapters import REFERENCES, SIGMAS, TIMES, Adapter, Call, Run, Trace, adapter_of, num_steps
+from .compare_adapters import BESIDE, REFERENCES, SIGMAS, TIMES, Adapter, Call, Run, Trace, adapter_of, num_steps
 from .families import family_of_folder
 from .folders import INDEX, pipeline_class
+from .frames import makes_clips
 from .image import ImagePipeline
 from .load import load
 from .parts import Layout
@@ -95,7 +96,9 @@ def load_theirs(folder: Path) -> Any:
 
 
 def arguments_of(ours: ImagePipeline, adapter: Adapter, run: Run) -> dict[str, Any]:
-    """What both sides are given, but for the seed."""
+    """What both sides are given, but for the seed. ValueError for frames of a pipeline that makes pictures."""
+    if run.num_frames is not None and not makes_clips(ours.family):
+        raise ValueError(f"num_frames is {run.num_frames}; this pipeline of {ours.source.family} makes pictures")
     return {"prompt": run.prompt, "num_inference_steps": num_steps(ours, run), **adapter.arguments(ours, run)}
 
 
@@ -113,13 +116,15 @@ def trace_ours(ours: ImagePipeline, adapter: Adapter, run: Run, asked: Mapping[s
     for step in ours.denoise(encoded):
         trace[f"step {step.index}"] = step.latents * ours.ends.unit(step.sigma)
     assert step is not None
-    return trace | {"pixels": torch.as_tensor(ours.decode(step).images)}
+    made = ours.decode(step)
+    return trace | {"pixels": torch.as_tensor(made.images if made.videos is None else made.videos)}
 
 
 def _told(encoded: Encoded, patch: int) -> Trace:
     """What our denoiser is told of the prompt."""
     told = encoded.conditioning.positive
     values = {"states": told.states, "pooled": told.pooled, "time_ids": told.time_ids}
+    values |= {"picture_states": encoded.picture_states, BESIDE: encoded.beside}
     if told.references:
         values[REFERENCES] = torch.cat([patchify(each, patch) for each in told.references], dim=1)
     return {_titled(name): value for name, value in values.items() if value is not None}
@@ -127,7 +132,7 @@ def _told(encoded: Encoded, patch: int) -> Trace:
 
 def _titled(name: str) -> str:
     """The stage of what the denoiser is told."""
-    return name if name == REFERENCES else f"embeddings: {name}"
+    return name if name in (REFERENCES, BESIDE) else f"embeddings: {name}"
 
 
 def _levels(encoded: Encoded) -> Trace:
@@ -152,17 +157,26 @@ def trace_theirs(pipe: Any, layout: Layout, run: Run, asked: Mapping[str, Any]) 
         return values
 
     parts: dict[str, nn.Module] = {name: pipe.components[name] for name in (*layout.encoders.values(), layout.denoiser)}
-    generator = torch.Generator().manual_seed(run.seed)
-    with recorded(parts) as calls:
-        pixels = pipe(**asked, generator=generator, output_type="np", callback_on_step_end=keep).images
-    adapter, denoising = adapter_of(type(pipe).__name__), calls[layout.denoiser]
+    generator, adapter = torch.Generator().manual_seed(run.seed), adapter_of(type(pipe).__name__)
+    with recorded(parts) as calls, _complete(pipe):
+        made = pipe(**asked, generator=generator, output_type="np", callback_on_step_end=keep)
+    denoising = calls[layout.denoiser]
     ids = {f"{IDS}: {role}": own_ids(calls[name][0]) for role, name in layout.encoders.items() if calls[name]}
     told = {_titled(name): tensor for name, tensor in adapter.told(denoising[0]).items()}
     levels = adapter.levels(pipe.scheduler, denoising)
     if TIMES in levels:  # PNDM's first step takes two calls, and shows what is between them
         del latents[: len(latents) - levels[TIMES].shape[1]]
     steps = {f"step {index}": each for index, each in enumerate(latents)}
-    return {**ids, **told, **levels, **steps, "pixels": torch.as_tensor(pixels)}
+    return {**ids, **told, **levels, **steps, "pixels": torch.as_tensor(made[adapter.made])}
+
+
+@contextmanager
+def _complete(pipe: Any) -> Generator[None]:
+    """Says so where a pipeline of diffusers uses a package that is not here."""
+    try:
+        yield
+    except NameError as error:
+        raise ValueError(f"diffusers' {type(pipe).__name__} does not run without this package: {error}") from None
 
 
 @contextmanager
@@ -201,6 +215,8 @@ def difference(name: str, ours: Tensor, theirs: Tensor | None) -> Stage:
     """How far one stage is from theirs, which may be packed as tokens, or have pads after its ids."""
     if theirs is None:
         return Stage(name=name, difference=math.inf, note="diffusers has no such stage")
+    if name == BESIDE:
+        theirs = theirs[:, -ours.shape[1] :]
     if name == REFERENCES:
         theirs = theirs[:, -ours.shape[1] :]  # they come after those of the picture that is made
     if name.startswith(IDS) and len(theirs[0, ours.shape[1] :].unique()) <= 1:

@@ -17,11 +17,12 @@ from ..encoders.decoder import DecoderEncoder
 from ..encoders.t5 import T5Encoder
 from ..encoders.vision_language import VisionLanguageEncoder
 from .files import open_image
+from .frames import BesideLatents
 from .image import ImagePipeline
 from .pictures import read_lists
 from .qwen_image_edit import QwenImageEditing, with_positions
 
-REFERENCES, TIMES, SIGMAS = "reference latents", "timesteps", "sigmas"
+REFERENCES, BESIDE, TIMES, SIGMAS = "reference latents", "latents beside", "timesteps", "sigmas"
 
 Trace = Mapping[str, Tensor]
 """What came out of each stage, by its name and in order, rows first."""
@@ -33,13 +34,14 @@ Tokens = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What both sides are asked for; sizes and steps that are None are the model's own. `images` are files to look at,
-    or, for a refiner, the one to start from."""
+    """What both sides are asked for; sizes, steps and frames that are None are the model's own. `images` are files to
+    look at, or, for a refiner, the one to start from, or those that a clip begins and ends with."""
 
     prompt: str
     width: int | None = None
     height: int | None = None
     num_inference_steps: int | None = None
+    num_frames: int | None = None
     seed: int = 0
     images: tuple[Path, ...] = ()
 
@@ -60,7 +62,8 @@ class Adapter:
     `arguments` have both sides do what a user gets who says nothing, and refuse what the pipeline does not take;
     `levels` finds the noise levels of a run, and the times that the denoiser was told, in the scheduler and in the
     denoiser's calls. `ready` makes ours do what diffusers does where the two are known to differ. `pictured` are the
-    ids of prompts that are read with pictures. Pictures to look at are `patch` x `patch` cells a token.
+    ids of prompts that are read with pictures. Pictures to look at are `patch` x `patch` cells a token. `made` is what
+    diffusers calls the result.
     """
 
     told: Callable[[Call], Trace]
@@ -69,6 +72,7 @@ class Adapter:
     ready: Callable[[ImagePipeline], ImagePipeline] = _as_it_is
     pictured: Callable[[ImagePipeline, Run], Tokens] = _no_tokens
     patch: int = 1
+    made: str = "images"
 
 
 def adapter_of(pipeline: str) -> Adapter:
@@ -103,6 +107,15 @@ def _unet_told(call: Call) -> Trace:
     names = {"text_embeds": "pooled", "time_ids": "time_ids"}
     found = {"states": call[1]["encoder_hidden_states"]} | {names[name]: value for name, value in added.items()}
     return {name: value[-1:] for name, value in found.items()}
+
+
+def _wan_told(call: Call) -> Trace:
+    """Texts are padded with zeros; pictures' states are a row each. The latents have theirs beside them."""
+    states: Tensor = call[1]["encoder_hidden_states"]
+    num_read = int(states[0].any(dim=1).sum())
+    told = {"states": states[:1, :num_read], BESIDE: call[1]["hidden_states"][:1]}
+    pictures: Tensor | None = call[1].get("encoder_hidden_states_image")
+    return told if pictures is None else told | {"picture_states": pictures.flatten(0, 1)[None]}
 
 
 def _flow_levels(scheduler: Any, calls: Sequence[Call]) -> Trace:
@@ -163,6 +176,22 @@ def _refining(ours: ImagePipeline, run: Run) -> Mapping[str, Any]:
     return {"image": _opened(run), "strength": strength, "guidance_scale": ours.recipe.guidance_scale}
 
 
+def _wan_guided(ours: ImagePipeline, run: Run) -> Mapping[str, Any]:
+    """A clip of the prompt alone."""
+    return {**_guided(ours, run), "num_frames": run.num_frames or ours.recipe.num_frames}
+
+
+def _wan_shown(ours: ImagePipeline, run: Run) -> Mapping[str, Any]:
+    """A clip that begins with a picture, and may end with another."""
+    if not 1 <= len(run.images) <= 2 or not isinstance(ours.looking, BesideLatents):
+        raise ValueError(
+            f"{len(run.images)} pictures; this pipeline makes clips that begin with one, and may end with another "
+            "(beside the latents, else steps cannot be compared)"
+        )
+    pictures = dict(zip(("image", "last_image"), _opened(run), strict=False))
+    return {**_wan_guided(ours, dataclasses.replace(run, images=())), **pictures}
+
+
 def _looked_at(run: Run) -> dict[str, Any]:
     """Pictures, which give the size where none is asked for."""
     sides = {"width": run.width, "height": run.height}
@@ -216,5 +245,7 @@ ADAPTERS: Mapping[str, Adapter] = {
     "StableDiffusionPipeline": _UNET,
     "StableDiffusionXLPipeline": _UNET,
     "StableDiffusionXLImg2ImgPipeline": dataclasses.replace(_UNET, arguments=_refining),
+    "WanPipeline": Adapter(told=_wan_told, arguments=_wan_guided, levels=_flow_levels, made="frames"),
+    "WanImageToVideoPipeline": Adapter(told=_wan_told, arguments=_wan_shown, levels=_flow_levels, made="frames"),
     "ZImagePipeline": Adapter(told=_z_image_told, arguments=_guided, levels=_flow_levels),
 }

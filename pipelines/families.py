@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import flux, flux2, qwen_image, qwen_image_edit, sd, sd3, sdxl, wan, z_image
+from . import flux, flux2, hunyuan_video, ltx, qwen_image, qwen_image_edit, sd, sd3, sdxl, wan, z_image
 from .folders import pipeline_class
 from .image import ImagePipeline
 from .parts import Layout, Parts
@@ -28,9 +28,11 @@ FAMILIES = (
         title="Qwen-Image-Edit-Plus", layout=qwen_image_edit.LAYOUT, load=qwen_image_edit.load_qwen_image_edit
     ),
     FolderFamily(title="Qwen-Image", layout=qwen_image.LAYOUT, load=qwen_image.load_qwen_image),
-    FolderFamily(title="Stable Diffusion 1.5", layout=sd.LAYOUT, load=sd.load_sd),
+    FolderFamily(title="Stable Diffusion 1 or 2", layout=sd.LAYOUT, load=sd.load_sd),
     FolderFamily(title="Stable Diffusion XL", layout=sdxl.LAYOUT, load=sdxl.load_sdxl),
+    FolderFamily(title="HunyuanVideo 1.5", layout=hunyuan_video.LAYOUT, load=hunyuan_video.load_hunyuan_video),
     FolderFamily(title="Wan", layout=wan.LAYOUT, load=wan.load_wan),
+    FolderFamily(title="LTX-Video", layout=ltx.LAYOUT, load=ltx.load_ltx),
 )
 
 

@@ -60,7 +60,7 @@ class Family(Protocol):
         ...
 
     def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
-        """The whole schedule of a request that brings none of its own, for pictures of `num_cells` latent cells."""
+        """The whole schedule of a request that brings none of its own, for results of `num_cells` latent cells."""
         ...
 
     def late(self, schedule: Schedule, strength: float) -> Schedule:

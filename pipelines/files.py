@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING
 
 from ..core.whole_file import whole_file
+from .checks import check_kind
 from .frame_names import first_file
 from .manifest import Manifest
 from .streams import CONTAINERS, read_comment
@@ -46,7 +47,7 @@ def save_image(image: "Image", path: str | Path, manifest: Manifest | None = Non
 
 def check_target(path: str | Path) -> Path:
     """`path`, if a picture can be written there: to be asked before any compute. Same errors as `save_image`."""
-    target = Path(path)
+    target = Path(check_kind("path", path, (str, Path), "the name of a file, such as 'fox.png'"))
     if target.suffix.lower() not in _WRITERS:
         raise ValueError(f"{target}: extension {target.suffix!r} is unknown; allowed are {', '.join(_WRITERS)}")
     return check_place(target)
@@ -79,11 +80,13 @@ def open_image(path: str | Path) -> "Image":
     """A picture from a file, fully read.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: not a picture that can be read, or a damaged one.
+        FileNotFoundError: no such file. ValueError: a folder, not a picture that can be read, or a damaged one.
     """
     from PIL import Image, UnidentifiedImageError
 
     source = Path(path)
+    if source.is_dir():
+        raise ValueError(f"{source}: a folder; a picture is given as a file")
     if not source.is_file():
         raise FileNotFoundError(f"{source}: no such file")
     try:

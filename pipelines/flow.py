@@ -19,7 +19,7 @@ def size_shifted_schedule(
 ) -> Schedule:
     """Equal steps, or the given sigmas, shifted as the scheduler's config says, by the number of picture tokens where
     it does: by its own line, or by the family's `mu` of the tokens and the steps."""
-    sigmas = even_sigmas(num_steps(request, recipe)) if request.sigmas is None else _without_zero(request.sigmas)
+    sigmas = even_sigmas(num_steps(request, recipe)) if request.sigmas is None else without_zero(request.sigmas)
     shift = None if mu is None else mu(num_tokens, len(sigmas))
     return flow_match_schedule(scheduler, len(sigmas), num_image_tokens=num_tokens, mu=shift, sigmas=sigmas)
 
@@ -32,5 +32,6 @@ def late_steps(schedule: Schedule, strength: float) -> Schedule:
     return schedule.between(min(skipped, n - 1), n)
 
 
-def _without_zero(sigmas: Sequence[float]) -> list[float]:
+def without_zero(sigmas: Sequence[float]) -> list[float]:
+    """Given sigmas, a step's each: a 0 at the end, which schedules add themselves, is left out."""
     return [float(sigma) for sigma in (sigmas[:-1] if len(sigmas) > 1 and sigmas[-1] == 0 else sigmas)]

@@ -8,16 +8,17 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from ..schedulers import RowNoise
 from ..vae.base import Autoencoder, VideoAutoencoder
 from ..vae.frames import check_frames, next_frames
 from .family import Family
 from .finite import NonFiniteError, is_finite
-from .pictures import read_lists, resized, size_text, spread_count
+from .pictures import opened, read_lists, resized, size_text, spread_count
 from .plan import Plan
 from .request import Request
 
@@ -90,8 +91,8 @@ class Looking(Protocol):
         """Refuse, with a ValueError, a request without a picture that is needed, or with one too many."""
         ...
 
-    def see(self, fitted: Fitted, vae: Autoencoder, device: torch.device) -> Seen:
-        """What the denoiser is told, computed on the device.
+    def see(self, fitted: Fitted, vae: Autoencoder, device: torch.device, noise: RowNoise) -> Seen:
+        """What the denoiser is told, computed on the device. `noise` stands before the initial noise.
 
         Raises:
             NonFiniteError: a result is not finite.
@@ -99,9 +100,21 @@ class Looking(Protocol):
         ...
 
 
+@runtime_checkable
+class SizingLooking(Looking, Protocol):
+    """One that also says how large clips are, where a request does not."""
+
+    def size(self, picture: Tensor) -> tuple[int, int]:
+        """Width and height of a clip that begins with a picture [3, H, W]."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class FirstLatents:
-    """The denoiser takes latents of the first frame as they are; clips need not begin with a picture."""
+    """The denoiser takes latents of the first frame as they are; clips need not begin with a picture. `draws`: they are
+    a sample of the autoencoder's posterior, drawn before the initial noise, else its mean."""
+
+    draws: bool = False
 
     def check(self, request: Request) -> None:
         """There is no last picture."""
@@ -110,9 +123,13 @@ class FirstLatents:
         if request.image is not None and (request.video is not None or request.strength is not None):
             raise ValueError("image: a clip begins with it, or starts from a video with a strength; give one")
 
-    def see(self, fitted: Fitted, vae: Autoencoder, device: torch.device) -> Seen:
+    def see(self, fitted: Fitted, vae: Autoencoder, device: torch.device, noise: RowNoise) -> Seen:
         """The latents [N, C, 1, h, w]."""
-        return _seen(fitted, vae.encode(fitted.first.to(device)).float(), None)
+        first = fitted.first.to(device)
+        if not self.draws:
+            return as_seen(fitted, vae.encode(first).float(), None)
+        sample = vae.encode(first[list(fitted.rows)], noise.draw_frames(1).to(device)).float()
+        return _checked(Seen(beside=sample))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +151,7 @@ class BesideLatents:
         if request.last_image is not None and not (self.needs_last or self.takes_last):
             raise ValueError("last_image: clips of this model begin with a picture, and cannot end with one")
 
-    def see(self, fitted: Fitted, vae: Autoencoder, device: torch.device) -> Seen:
+    def see(self, fitted: Fitted, vae: Autoencoder, device: torch.device, noise: RowNoise) -> Seen:
         """The mask and the latents [N, G + C, f, h, w], and the states, the last picture's after the first's."""
         first, *last = [fitted.first] if fitted.last is None else [fitted.first, fitted.last]
         count = fitted.num_frames - 1 - len(last)
@@ -145,7 +162,7 @@ class BesideLatents:
         if last:
             mask[:, -1, -1] = 1
         states = None if self.encoder is None else self._states(self.encoder, fitted.pictures)
-        return _seen(fitted, torch.cat((mask, latents), dim=1), None if states is None else states.to(device))
+        return as_seen(fitted, torch.cat((mask, latents), dim=1), None if states is None else states.to(device))
 
     def _states(self, encoder: PictureEncoder, pictures: Sequence[Sequence[Tensor]]) -> Tensor:
         """[K, Lp, Dv], those of a clip's pictures one after the other."""
@@ -176,8 +193,36 @@ def read_shown(request: Request, looking: Looking | None) -> Shown | None:
     )
 
 
+def with_size(request: Request, shown: Shown | None, looking: Looking | None) -> Request:
+    """The request at the size that the pictures which its clips begin with ask for, as far as it says none.
+
+    Raises:
+        ValueError: pictures that ask for different sizes.
+    """
+    if shown is None or not isinstance(looking, SizingLooking) or None not in (request.width, request.height):
+        return request
+    sizes = sorted({looking.size(picture) for picture in shown.first})
+    if len(sizes) > 1:
+        found = " and ".join(f"{width}x{height}" for width, height in sizes)
+        raise ValueError(f"image: the pictures ask for clips of {found}; give a width and a height for all")
+    ((width, height),) = sizes
+    return dataclasses.replace(request, width=request.width or width, height=request.height or height)
+
+
+def with_pictures(request: Request) -> Request:
+    """The request with its pictures in place of their files, so that each of these is read once.
+
+    Raises:
+        ValueError, FileNotFoundError: no file of a picture.
+    """
+    given = {name: vars(request)[name] for name in ("image", "mask_image", "last_image")}
+    read = {name: opened(value) for name, value in given.items()}
+    changed = {name: value for name, value in read.items() if value is not given[name]}
+    return dataclasses.replace(request, **changed) if changed else request
+
+
 def with_frames(request: Request) -> Request:
-    """The request with the frames of its clip in place of a file.
+    """The request with the frames of its clip in place of a file, or of files of single frames.
 
     Raises:
         ValueError, FileNotFoundError: no file of a clip.
@@ -185,7 +230,9 @@ def with_frames(request: Request) -> Request:
     from .clips import read_clip
 
     video = request.video
-    return dataclasses.replace(request, video=read_clip(video).frames) if isinstance(video, str | Path) else request
+    if isinstance(video, str | Path):
+        return dataclasses.replace(request, video=read_clip(video).frames)
+    return dataclasses.replace(request, video=opened(video)) if isinstance(video, list | tuple) else request
 
 
 def makes_clips(family: Family) -> bool:
@@ -230,9 +277,18 @@ def _stretched(name: str, pictures: Sequence[Tensor], size: tuple[int, int]) -> 
     return [f"{name}: {each} is resized to {size[0]}x{size[1]}" for each in found if each != f"{size[0]}x{size[1]}"]
 
 
-def _seen(fitted: Fitted, beside: Tensor, states: Tensor | None) -> Seen:
-    """Rows of K clips as those of N."""
+def as_seen(fitted: Fitted, beside: Tensor, states: Tensor | None) -> Seen:
+    """What K clips show, as rows of N.
+
+    Raises:
+        NonFiniteError: a result is not finite.
+    """
     rows = list(fitted.rows)
-    if not (is_finite(beside) and (states is None or is_finite(states))):
-        raise NonFiniteError("encode")
+    _checked(Seen(beside=beside, states=states))
     return Seen(beside=beside[rows], states=None if states is None else states[rows])
+
+
+def _checked(seen: Seen) -> Seen:
+    if not all(each is None or is_finite(each) for each in (seen.beside, seen.states)):
+        raise NonFiniteError("encode")
+    return seen

@@ -7,6 +7,8 @@ from typing import cast
 
 from ..core.checkpoint import Within, part_of, read_checkpoint
 from ..core.component_files import has_variant, refuse_quantised, weights_files
+from ..core.config_sizes import check_config_sizes
+from ..core.shapes import Shapes
 from ..denoisers.shapes import PREFIXES as DENOISER_PREFIXES
 from ..encoders.base import TextEncoder
 from ..encoders.in_files import Inside, stored_encoder
@@ -18,6 +20,7 @@ from .finder import Components, Finder
 from .folders import is_diffusers
 from .given import Given
 from .parts import Layout, Places, place_of
+from .recognise import check_denoiser
 
 _PARTS = (
     *(*DENOISER_PREFIXES, *PREFIXES, "cond_stage_model.", "conditioner.", "text_encoders."),
@@ -29,7 +32,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenize
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """What was found of a model; None is what was not."""
+    """What was found of a model; None is what was not. `variant` picks files where a part has several."""
 
     family: FolderFamily
     source: Path
@@ -39,30 +42,43 @@ class Gathered:
     encoders: Mapping[str, ModelSource | TextEncoder | None]
     tokenizers: Mapping[str, Path | None]
     others: Mapping[str, Path]
+    variant: str | None
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The parts that are needed and were not found: what each is and how it is given."""
-        layout, found = self.family.layout, list[str]()
+        layout, found, may_lack = self.family.layout, list[str](), self._may_lack
         if self.denoiser is None:
             found.append(self._word("the denoiser", layout.denoiser, "denoiser=file or folder"))
         for role, part in self.encoders.items():
             folder = layout.encoders[role]
-            if part is None and folder not in layout.optional:
+            if part is None and folder not in may_lack:
                 found.append(self._word(f"the text encoder {role!r}", folder, f"encoders={{{role!r}: folder}}"))
         for role, part in self.tokenizers.items():
             encoder = self.encoders[role]
-            needed = place_of(encoder) is not None or (encoder is None and layout.encoders[role] not in layout.optional)
+            needed = place_of(encoder) is not None or (encoder is None and layout.encoders[role] not in may_lack)
             if part is None and needed:
                 word = f"the tokenizer of {role!r}"
                 found.append(self._word(word, layout.tokenizers[role], f"tokenizers={{{role!r}: folder}}"))
+        if layout.pictures is not None and layout.pictures[0] not in {*self.others, *may_lack}:
+            word = "encoders=a folder in diffusers' layout that has one"
+            found.append(self._word("the picture encoder", layout.pictures[0], word))
         if self.vae is None:
             found.append(self._word("the autoencoder", layout.vae, "vae=file or folder"))
         if self.scheduler is None and is_diffusers(self.source):
             found.append(f"folder {layout.scheduler!r}")
         return tuple(found)
 
-    def places(self, variant: str | None) -> Places:
+    @property
+    def _may_lack(self) -> frozenset[str]:
+        """Folders that this denoiser does without."""
+        layout = self.family.layout
+        if self.denoiser is None:
+            return layout.may_lack
+        files = weights_files(self.denoiser, self.variant)
+        return layout.may_lack - layout.needed(Shapes.read(files, DENOISER_PREFIXES))
+
+    def places(self) -> Places:
         """All parts, whose files have been looked at: headers, sizes, formats.
 
         Raises:
@@ -70,6 +86,7 @@ class Gathered:
             single file lacks was not given, or a file is damaged or of a format that cannot be read.
         """
         self._refuse_missing()
+        layout = self.family.layout
         assert self.denoiser is not None
         assert self.vae is not None
         places = Places(
@@ -80,9 +97,12 @@ class Gathered:
             encoders={role: part for role, part in self.encoders.items() if part is not None},
             tokenizers={role: part for role, part in self.tokenizers.items() if part is not None},
             others=self.others,
-            variant=variant,
+            variant=self.variant,
         )
         check_files(places)
+        for name, place in {layout.denoiser: self.denoiser, **self.others}.items():
+            if name in (layout.denoiser, layout.second):
+                check_denoiser(place, self.variant, self.family)
         return places
 
     def _word(self, what: str, folder: str, keyword: str) -> str:
@@ -97,17 +117,18 @@ class Gathered:
         return " and ".join(filter(None, (", ".join(("the denoiser", *found[:-1])), *found[-1:])))
 
     def _refuse_missing(self) -> None:
-        if not self.missing:
+        missing = self.missing
+        if not missing:
             return
         if is_diffusers(self.source):
-            lacks = ", and no ".join(self.missing)
+            lacks = ", and no ".join(missing)
             raise FileNotFoundError(f"{self.source} has no {lacks}; {self.family.title} needs all of its parts")
         whole = (
             "a folder in diffusers' layout, or a hub id, as encoders= gives all encoders and tokenizers, as vae= the "
             "autoencoder"
         )
         raise ValueError(
-            f"{self.source} holds {self._held} of {self.family.title}; missing are {', '.join(self.missing)}; {whole}"
+            f"{self.source} holds {self._held} of {self.family.title}; missing are {', '.join(missing)}; {whole}"
         )
 
 
@@ -140,6 +161,7 @@ def gather(source: Path, family: FolderFamily, given: Given, finder: Finder) -> 
         encoders=encoders,
         tokenizers={role: search.tokenizer(role) for role in layout.tokenizers},
         others={name: place for name in layout.others if (place := search.other(name)) is not None},
+        variant=finder.variant,
     )
 
 
@@ -148,13 +170,13 @@ def check_files(places: Places) -> None:
 
     Raises:
         FileNotFoundError: a file is missing, or no part comes in the variant. ValueError: it is damaged, or of a format
-        that cannot be read.
+        that cannot be read, or a config names sizes that its weights cannot have.
     """
     parts = (places.denoiser, places.vae, *places.encoders.values(), *places.others.values())
     paths = [path for part in parts if (path := place_of(part)) is not None]
     for path in paths:
         refuse_quantised(path)
-        read_checkpoint(weights_files(path, places.variant))
+        check_config_sizes(path, read_checkpoint(weights_files(path, places.variant)).values())
     folders = [path for path in paths if path.is_dir()]
     if places.variant is not None and not any(has_variant(folder, places.variant) for folder in folders):
         raise FileNotFoundError(

@@ -24,13 +24,27 @@ from ..vae.base import Autoencoder
 from ..vae.preview import LatentPreview
 from .arguments import ImageArguments
 from .base import Encoded, ImageStep, OnStep, Source
+from .causal_walk import CausalWalk
 from .checks import check_cancel, check_encoders, check_kind, check_latents, check_on_step
+from .chunked import chunks_of
 from .edit import Editing, References, read_references, with_references
 from .ends import Ends, FlowEnds
 from .expansion import expanded
 from .family import Family, NegativeFamily, PlainFamily
 from .finite import NonFiniteError, is_finite
-from .frames import Looking, Seen, frames_in_group, makes_clips, read_shown, whole_groups, with_frames
+from .frame_stream import check_streams, streamed_frames
+from .frames import (
+    Fitted,
+    Looking,
+    Seen,
+    frames_in_group,
+    makes_clips,
+    read_shown,
+    whole_groups,
+    with_frames,
+    with_pictures,
+    with_size,
+)
 from .handed import read_handed, sized
 from .inpaint import MaskReader
 from .origin import Origin
@@ -42,15 +56,18 @@ from .request import Request
 from .result import Result, to_images, to_videos
 from .run_manifest import manifest_of_run, prompt_tensors
 from .texts import OtherTexts
+from .timed_decoding import ready_to_decode
 from .walk import Walk
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from .result import Videos
+
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ImagePipeline:
     """Components and the stages over them; it keeps nothing between calls, so threads may share it.
 
@@ -75,6 +92,10 @@ class ImagePipeline:
     origin: Origin | None = None
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
+
+    def __repr__(self) -> str:
+        placed = f"device={str(self.device)!r}, dtype={str(self.dtype).removeprefix('torch.')!r}"
+        return f"ImagePipeline(family={self.source.family!r}, name={self.source.name!r}, {placed})"
 
     def __call__(
         self,
@@ -120,6 +141,25 @@ class ImagePipeline:
             self.encode(Request.of(prompt, arguments, self.source.family, self.family.arguments)), cancel=cancel
         )
 
+    def stream_frames(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        cancel: Event | None = None,
+        **arguments: Unpack[ImageArguments],
+    ) -> "Iterator[Videos]":
+        """The frames of `Result.videos`, in its form, group by group as they are ready: a chunk's, of clips that are
+        made by chunks, before the next one is begun. Arguments are checked, and prompts encoded, by the call itself.
+
+        Raises:
+            ValueError: as `__call__`, or the model makes pictures. NonFiniteError, Cancelled: by the iterator.
+        """
+        check_cancel(cancel)
+        request = Request.of(prompt, arguments, self.source.family, self.family.arguments)
+        check_streams(self.family, request)
+        encoded = self.encode(request)
+        return streamed_frames(self.denoise(encoded, cancel=cancel), encoded, self.vae, self.ends, cancel)
+
     @torch.no_grad()
     def encode(self, request: Request) -> Encoded:
         """Everything before the first step: choices, conditioning, the latents of input pictures.
@@ -130,26 +170,14 @@ class ImagePipeline:
         """
         check_kind("request", request, Request, "a Request")
         start = time.perf_counter()
-        request.check_used(self.source.family, self.family.arguments)
-        self.family.check(request)
-        if self.masking is not None:
-            self.masking.check(request)
+        self._check(request)
+        request = with_pictures(request)
         references, cells = read_references(request, self.editing), self.vae.downsampling
         handed, shown = read_handed(request, self.vae.latent_channels), read_shown(request, self.looking)
-        request = with_frames(request)
+        request = with_size(with_frames(request), shown, self.looking)
         inputs = read_inputs(request, references, looks=self.looking is not None) if handed is None else None
         request = request if handed is None else sized(request, handed, cells)
-        group = frames_in_group(self.vae)
-        plan = make_plan(
-            request,
-            self.recipe,
-            inputs,
-            references,
-            family=self.family,
-            ends=self.ends,
-            downsampling=cells,
-            group=group,
-        )
+        plan, group = self._plan(request, inputs, references), frames_in_group(self.vae)
         fitted, sides = None if shown is None else shown.fitted(plan, group), (plan.height, plan.width)
         shape = (plan.num_images, self.vae.latent_channels, plan.latent_frames, *(side // cells for side in sides))
         initial = self._initial(request, shape)
@@ -158,7 +186,7 @@ class ImagePipeline:
         draws = self.family.draws_posterior and plan.schedule is not None  # strength 0 is the round trip
         noise = RowNoise.resumed(generator_states(request, plan.seeds), shape)
         source = self._source(inputs, plan, noise if draws else None)
-        seen = Seen() if fitted is None or self.looking is None else self.looking.see(fitted, self.vae, self.device)
+        seen = self._seen(fitted, noise)
         beside = self._beside(inputs, plan, RowNoise.resumed(noise.state(), shape), initial)
         remarks = conditioning.positive.warnings + (conditioning.negative.warnings if conditioning.negative else ())
         return Encoded(
@@ -194,14 +222,14 @@ class ImagePipeline:
         """
         check_kind("encoded", encoded, Encoded, "what pipe.encode returned")
         check_cancel(cancel)
-        walk = Walk(
+        kind = Walk if chunks_of(self.denoiser) is None else CausalWalk
+        return kind(
             denoiser=self.denoiser,
             attention=self.attention,
             ends=self.ends,
             downsampling=self.vae.downsampling,
             encoded=encoded,
-        )
-        return walk.steps(resume, cancel)
+        ).steps(resume, cancel)
 
     @torch.no_grad()
     def decode(self, latents: Step | Tensor, encoded: Encoded | None = None) -> Result:
@@ -222,16 +250,18 @@ class ImagePipeline:
         seconds = dict(latents.seconds) if isinstance(latents, ImageStep) else dict(run.seconds) if run else {}
         x = latents.latents * self.ends.unit(latents.sigma) if isinstance(latents, Step) else latents
         clips = makes_clips(self.family)
-        check_latents(x, self.vae.latent_channels, None if run is None else run.shape, clips=clips)
+        is_part = isinstance(latents, Step) and latents.chunk is not None  # of a clip, which holds the frames so far
+        check_latents(x, self.vae.latent_channels, None if run is None or is_part else run.shape, clips=clips)
         output_type = "pil" if run is None else run.plan.output_type
-        pixels = None if output_type == "latent" else self._pixels(x, run)
+        state = latents.state if isinstance(latents, Step) else None
+        pixels = None if output_type == "latent" else self._pixels(x, run, state)
         images = None if pixels is None or pixels.shape[2] > 1 else to_images(pixels, output_type)
         videos = None if pixels is None or not clips else to_videos(pixels, output_type)
         seconds["decode"] = time.perf_counter() - start
         return Result(
             images=images,
             videos=videos,
-            fps=self.recipe.fps if clips else None,
+            fps=(self.recipe.fps if run is None else run.plan.frame_rate or self.recipe.fps) if clips else None,
             latents=x.float(),
             seeds=() if run is None else run.plan.seeds,
             timings=seconds,
@@ -279,10 +309,31 @@ class ImagePipeline:
         from .plate import save_plate
         from .saving import save_folder
 
+        target = Path(check_kind("folder", folder, (str, Path), "the name of a folder"))
         if self.origin is None:
-            save_plate(self, Path(folder))
+            save_plate(self, target)
         else:
-            save_folder(self, self.origin, Path(folder))
+            save_folder(self, self.origin, target)
+
+    def _check(self, request: Request) -> None:
+        """Refuses what this pipeline cannot be asked for."""
+        request.check_used(self.source.family, self.family.arguments)
+        self.family.check(request)
+        if self.masking is not None:
+            self.masking.check(request)
+
+    def _plan(self, request: Request, inputs: Inputs | None, references: References | None) -> Plan:
+        return make_plan(
+            request,
+            self.recipe,
+            inputs,
+            references,
+            family=self.family,
+            ends=self.ends,
+            downsampling=self.vae.downsampling,
+            group=frames_in_group(self.vae),
+            chunks=chunks_of(self.denoiser),
+        )
 
     def _initial(self, request: Request, shape: tuple[int, ...]) -> Tensor | None:
         if request.latents is None:
@@ -351,6 +402,12 @@ class ImagePipeline:
             return None
         return self._latents(inputs, noise)
 
+    def _seen(self, fitted: Fitted | None, noise: RowNoise) -> Seen:
+        """What the denoiser is told of pictures that clips begin with; `noise` stands before the initial noise."""
+        if fitted is None or self.looking is None:
+            return Seen()
+        return self.looking.see(fitted, self.vae, self.device, noise)
+
     def _beside(self, inputs: Inputs | None, plan: Plan, noise: RowNoise, initial: Tensor | None) -> Tensor | None:
         """What the model reads beside its latents; `noise` stands before the initial noise."""
         if self.masking is None or inputs is None or inputs.mask is None or plan.schedule is None:
@@ -371,8 +428,9 @@ class ImagePipeline:
             raise NonFiniteError("encode")
         return latents
 
-    def _pixels(self, latents: Tensor, run: Encoded | None) -> Tensor:
-        pixels = self.vae.decode(latents.to(self.device)).float()
+    def _pixels(self, latents: Tensor, run: Encoded | None, state: State | None) -> Tensor:
+        vae, latents = ready_to_decode(self.vae, latents.to(self.device), run, state)
+        pixels = vae.decode(latents).float()
         if not is_finite(pixels):
             raise NonFiniteError("decode")
         if run is None or run.mask is None or run.pixels is None:

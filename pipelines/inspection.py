@@ -35,6 +35,7 @@ CELL = 8  # pixels a side of a latent cell
 _INPUTS = (
     *("img_in.weight", "x_embedder.weight", "pos_embed.proj.weight", "x_embedder.proj.weight"),
     *("all_x_embedder.2-1.weight", "conv_in.weight", "input_blocks.0.0.weight", "patch_embedding.weight"),
+    *("patchify_proj.weight", "proj_in.weight"),
 )
 _OUTPUTS = ("decoder.conv_out.weight", "decoder.head.2.weight")
 

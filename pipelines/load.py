@@ -6,7 +6,7 @@ from typing import cast
 import torch
 
 from .. import plate as bundled
-from ..core.attention.base import AttentionSelector
+from ..core.attention.base import AttentionBackend, AttentionSelector
 from ..core.attention.registry import attention_selector
 from ..core.json_file import json_object
 from ..vae.base import Autoencoder
@@ -29,7 +29,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     offload: str | None = None,
-    attention: str | AttentionSelector | None = None,
+    attention: str | AttentionBackend | AttentionSelector | None = None,
     revision: str | None = None,
     variant: str | None = None,
     token: str | None = None,
@@ -51,7 +51,8 @@ def load(
     they stay where and as they are.
 
     `device`: default the CPU. `dtype` of the weights: default float32; float8 and GGUF's formats are turned into it.
-    `attention`: a backend's name, or a selector; default the fastest that takes each call.
+    `attention`: a backend or its name, or a selector; default the fastest that takes each call. "sliding_tile" (clips
+    of Wan and LTX-Video) and "blocked_bfloat16" are approximations, see `core.attention.approximate`.
 
     `offload`, for all but plate: which weights stay in their files until they are used, and go again after: "none",
     "encoders" (text encoders, for each encoding), or "blocks" (those, and the denoiser's blocks, for each step: one

@@ -41,7 +41,7 @@ def load_family(
     """The pipeline of a folder or a file, which is called `name`. Arguments and errors as for `load`."""
     family = family_of(path, given)
     chosen = _offload(offload, family)
-    places = gather(path, family, given, dataclasses.replace(finder, revision=None)).places(finder.variant)
+    places = gather(path, family, given, dataclasses.replace(finder, revision=None)).places()
     parts = Parts(**vars(places), name=name, device=device, dtype=dtype, attention=attention, offload=chosen)
     return _loaded(family, parts)
 

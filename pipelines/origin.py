@@ -42,6 +42,15 @@ class IndexedFamily(Protocol):
         ...
 
 
+@runtime_checkable
+class ConfiguredFamily(Protocol):
+    """A family with options in files of their own."""
+
+    def configs(self) -> Mapping[str, Mapping[str, Any]]:
+        """The entries of each of its layout's `configs`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
     """The entries of a component's config.json, and the config that was made of them."""
@@ -53,13 +62,15 @@ class ConfigFile:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Origin:
     """`index` and `scheduler` are the entries of model_index.json and of scheduler_config.json, or what stands for them
-    where there were none. `configs` are those of components, `files` the names of single files by component. `chosen`
-    are the choices of the pipeline, and `settings` how each encoder reads prompts, by role, both as files made them."""
+    where there were none. `configs` are those of components, `options` those of its layout's `configs`, `files` the
+    names of single files by component. `chosen` are the choices of the pipeline, and `settings` how each encoder reads
+    prompts, by role, both as files made them."""
 
     layout: Layout
     index: Mapping[str, Any]
     scheduler: Mapping[str, Any]
     configs: Mapping[str, ConfigFile]
+    options: Mapping[str, Mapping[str, Any]]
     files: Mapping[str, str]
     chosen: Mapping[str, object]
     settings: Mapping[str, Mapping[str, object]]
@@ -71,6 +82,8 @@ def origin_of(pipe: "ImagePipeline", layout: Layout, parts: Parts) -> Origin:
     index = family.index() if isinstance(family, IndexedFamily) else {"_class_name": layout.classes[0]}
     if parts.folder is not None:
         index = entries_of(parts.folder / INDEX)
+    if pipe.masking is not None and layout.inpainting is not None:  # diffusers' other classes would not load it
+        index = {**index, "_class_name": layout.inpainting}
     components: dict[str, tuple[object, object]] = {
         name: (parts.others.get(name, parts.denoiser), each) for name, each in denoisers(pipe, layout).items()
     }
@@ -84,6 +97,7 @@ def origin_of(pipe: "ImagePipeline", layout: Layout, parts: Parts) -> Origin:
             for name, (part, component) in components.items()
             if isinstance(part, Path) and part.is_dir() and isinstance(component, Saveable)
         },
+        options={name: _options(family, parts, layout, name) for name in layout.configs},
         files={name: part.name for name, (part, _) in components.items() if isinstance(part, Path) and part.is_file()},
         chosen=chosen(pipe),
         settings={role: settings_of(encoder) for role, encoder in pipe.encoders.items()},
@@ -109,6 +123,14 @@ def chosen(pipe: "ImagePipeline") -> dict[str, object]:
         "boundary": pipe.denoiser.boundary if isinstance(pipe.denoiser, Experts) else None,
         "preview_projection": pipe.preview_projection is None,
     }
+
+
+def _options(family: object, parts: Parts, layout: Layout, name: str) -> Mapping[str, Any]:
+    """A file's entries, or the family's own."""
+    found = parts.config_entries(name, layout)
+    if found is not None:
+        return found
+    return family.configs()[name] if isinstance(family, ConfiguredFamily) else {}
 
 
 def _scheduler(family: object, parts: Parts) -> Mapping[str, Any]:

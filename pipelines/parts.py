@@ -21,6 +21,7 @@ from ..vae.kl_keys import PREFIXES as AUTOENCODER_PREFIXES
 from .folders import CONFIG, INDEX, SCHEDULER_CONFIG, entries_of, weights_digests
 
 _C = TypeVar("_C")
+NOTHING = frozenset[str]()
 _A = TypeVar("_A", bound=Autoencoder)
 _A_co = TypeVar("_A_co", bound=Autoencoder, covariant=True)
 
@@ -38,7 +39,10 @@ class Layout:
     the denoiser, alone or with other parts; `inside` are the encoders that such a file may hold, by role. `processors`
     are transformers' classes, by role, of tokenizers' folders that say how pictures are read as well; diffusers looks
     for the tokenizer alone beside them. `second` is that of a second denoiser, `pictures` are those of a picture
-    encoder and its processor, all of which may be missing. `side`: pixels of a picture whose size is not given.
+    encoder and its processor, all of which may be missing. `needed` are folders that a denoiser with such tensors does
+    not do without, of those that may be missing. `configs` are folders that hold one file of options, with its name,
+    and may be missing. `inpainting` is the class of models that read a mask. `side`: pixels of a picture whose size is
+    not given.
     """
 
     classes: tuple[str, ...]
@@ -53,6 +57,9 @@ class Layout:
     processors: Mapping[str, str] = field(default_factory=dict[str, str])
     second: str | None = None
     pictures: tuple[str, str] | None = None
+    needed: Callable[[Shapes], frozenset[str]] = lambda shapes: NOTHING
+    configs: Mapping[str, str] = field(default_factory=dict[str, str])
+    inpainting: str | None = None
     side: int = 1024
 
     @property
@@ -65,12 +72,13 @@ class Layout:
     def folders(self) -> tuple[str, ...]:
         """All that a model may have."""
         texts = (*self.encoders.values(), *self.tokenizers.values())
-        return (self.denoiser, *texts, self.vae, self.scheduler, *self.others, *(self.pictures or ())[1:])
+        others = (*self.others, *(self.pictures or ())[1:], *self.configs)
+        return (self.denoiser, *texts, self.vae, self.scheduler, *others)
 
     @property
     def may_lack(self) -> frozenset[str]:
         """Folders that a model need not have."""
-        return self.optional.union(self.others, self.pictures or ())
+        return self.optional.union(self.others, self.pictures or (), self.configs)
 
     @property
     def needed_encoders(self) -> tuple[str, ...]:
@@ -146,6 +154,11 @@ class Places:
     def scheduler_config(self, from_entries: Callable[[Mapping[str, Any]], _C], preset: _C) -> _C:
         """The scheduler's config, from its file where there is one."""
         return preset if self.scheduler is None else from_entries(entries_of(self.scheduler / SCHEDULER_CONFIG))
+
+    def config_entries(self, name: str, layout: Layout) -> Mapping[str, Any] | None:
+        """The entries of one of the layout's `configs`; None where there is none."""
+        file = None if self.folder is None else self.folder / name / layout.configs[name]
+        return None if file is None or not file.is_file() else entries_of(file)
 
     def index_entries(self) -> Mapping[str, Any]:
         """The entries of the model_index.json; none where there is no such file."""

@@ -5,7 +5,7 @@ Legend: K pictures, H W pixels.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from .arguments import Clips, PictureLists, Pictures
+
+_G = TypeVar("_G")
 
 
 def read_pictures(pictures: "Pictures | PictureLists") -> Tensor:
@@ -62,6 +64,16 @@ def _clips(given: "Clips") -> "Sequence[Pictures]":
     if any(several) and not all(several):
         raise ValueError("video holds clips and frames of clips; it takes either, not both")
     return given if any(several) else [given]  # pyright: ignore[reportReturnType]
+
+
+def opened(pictures: _G) -> _G:
+    """The same, with the pictures of files in their place; whatever is no path stays as it is. Errors as for
+    `open_image`."""
+    if isinstance(pictures, str | Path):
+        return cast(_G, open_image(pictures))
+    if isinstance(pictures, list | tuple):
+        return cast(_G, [opened(each) for each in cast(Sequence[object], pictures)])
+    return pictures
 
 
 def resized(picture: Tensor, width: int, height: int) -> Tensor:

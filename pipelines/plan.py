@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..denoisers.causal import Chunks
 from ..denoisers.guidance import Guidance
 from ..schedulers import Sampler, Schedule, sampler_by_name
 from ..vae.frames import next_frames
+from .chunked import chunked_frames
 from .edit import References, begins_with_image
 from .ends import Ends
 from .family import Family
@@ -18,6 +20,7 @@ from .recipe import Recipe
 from .request import Request
 from .result import OutputType
 from .texts import OTHERS, per_prompt
+from .timed_decoding import TimedDecoding, decoding_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +43,8 @@ class Plan:
     between `denoising_start` and `denoising_end`. `negative_prompts` are None where none are given, or the guidance
     needs none; `unexpanded` are the prompts before a language model rewrote them, None where none did; `other_texts`
     are those for further text encoders that are given, by their argument, one per picture. `num_frames` are asked for:
-    the first of those that `latent_frames` stand for.
+    the first of those that `latent_frames` stand for; `frame_rate` are those that a second shows, where that is asked
+    for. `decoding`: what a decoder is told that is told a time.
     """
 
     width: int
@@ -60,6 +64,8 @@ class Plan:
     other_texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     num_frames: int = 1
     latent_frames: int = 1
+    frame_rate: float | None = None
+    decoding: TimedDecoding | None = None
 
     @property
     def num_images(self) -> int:
@@ -77,22 +83,24 @@ def make_plan(
     ends: Ends,
     downsampling: int,
     group: int = 1,
+    chunks: Chunks | None = None,
 ) -> Plan:
     """The plan of a request; `downsampling` is the pixels a side per latent cell, `group` the frames of a latent frame
-    after the first.
+    after the first. With `chunks` a clip is made by them, and goes on from one that is given.
 
     Raises:
         ValueError: a size or a schedule that the model cannot do, or an unknown sampler.
     """
     width, height = _size(request, recipe, inputs, references)
-    full = _schedule(request, recipe, family, ends, (width // downsampling) * (height // downsampling))
-    strength = None if inputs is None else _strength(request, recipe)
+    num_frames, made_frames = _frames(request, recipe, inputs, chunks, group)
+    latent_frames = 1 + (made_frames - 1) // group
+    num_cells = latent_frames * (width // downsampling) * (height // downsampling)
+    full = _schedule(request, recipe, family, ends, num_cells)
+    strength = None if inputs is None or chunks is not None else _strength(request, recipe)
     run = full if strength is None else family.late(full, strength) if strength > 0 else None
     guidance = family.guidance(request, recipe)
     rows = tuple(prompt for prompt in range(request.num_prompts) for _ in range(request.num_images_per_prompt))
     prompts = request.prompts or ("",) * request.num_prompts
-    num_frames = _num_frames(request, recipe, inputs)
-    made_frames = next_frames(num_frames, group)
     negatives, has_negative = request.negative_prompts, guidance.needs_negative and request.negative_prompt is not None
     return Plan(
         width=width,
@@ -109,7 +117,9 @@ def make_plan(
         output_type=request.output_type,
         other_texts={name: tuple(texts[row] for row in rows) for name, texts in _others(request, has_negative)},
         num_frames=num_frames,
-        latent_frames=1 + (made_frames - 1) // group,
+        latent_frames=latent_frames,
+        frame_rate=request.frame_rate,
+        decoding=decoding_of(family, request),
         warnings=(
             *_cut_frames(num_frames, made_frames),
             *_warnings(request, guidance),
@@ -211,6 +221,19 @@ def _others(request: Request, has_negative: bool) -> Iterator[tuple[str, tuple[s
     for name, text in request.given_others.items():
         if has_negative or name in OTHERS:
             yield name, per_prompt(text, ("",) * request.num_prompts)
+
+
+def _frames(
+    request: Request, recipe: Recipe, inputs: Inputs | None, chunks: Chunks | None, group: int
+) -> tuple[int, int]:
+    """How many are asked for, and how many are made."""
+    if chunks is None:
+        num_frames = _num_frames(request, recipe, inputs)
+        return num_frames, next_frames(num_frames, group)
+    num_frames = _num_frames(request, recipe, None)
+    given = int(request.image is not None) if inputs is None else inputs.pixels.shape[2]
+    name = "image" if request.video is None else "video"
+    return num_frames, chunked_frames(num_frames, given, chunks, group, name=name)
 
 
 def _num_frames(request: Request, recipe: Recipe, inputs: Inputs | None) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..core.attention.base import AttentionSelector
 from ..core.checkpoint import file_digest, read_header
+from ..core.config_sizes import check_config_sizes
 from ..core.json_file import json_object
 from ..core.key_map import KeyMap, named_weights
 from ..core.key_rules import Layout, Rule
@@ -62,6 +63,7 @@ def load_plate(
     """
     check_files(folder, FILES)
     config = read_config(folder / "config.json")
+    _check_sizes(folder, WEIGHTS)
     recipe = _recipe(folder, config)
     weights = {file: check_digest(folder / file, config) for file in (*WEIGHTS, "tokenizer.json")}
     denoiser = build_on_meta(lambda: PlateDenoiser(part(folder, config, "denoiser", PlateDenoiserConfig)))
@@ -105,6 +107,7 @@ def load_text_model(
     """The language model of a plate folder, to generate text with. Same errors as `load_plate`."""
     check_files(folder, ("config.json", "tokenizer.json", WEIGHTS[2]))
     config = read_config(folder / "config.json")
+    _check_sizes(folder, WEIGHTS[2:])
     for file in (WEIGHTS[2], "tokenizer.json"):
         check_digest(folder / file, config)
     return text_model_of(load_encoder(folder, config, device=device, dtype=dtype, attention=attention))
@@ -127,6 +130,11 @@ def check_files(folder: Path, files: Sequence[str]) -> None:
     for file in files:
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{folder / file}: no such file; a plate folder holds {', '.join(FILES)}")
+
+
+def _check_sizes(folder: Path, files: Sequence[str]) -> None:
+    headers = (read_header(folder / file) for file in files)
+    check_config_sizes(folder, [tensor for header in headers for tensor in header.tensors.values()])
 
 
 def check_digest(file: Path, config: Mapping[str, Any]) -> str:

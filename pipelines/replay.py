@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy
 
 from ..denoisers.experts import PerExpert
+from ..denoisers.first_frames import FirstFramesKept
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance, NormLimit, TokenNorm, Unguided
 from ..denoisers.skip_layers import SkipLayers
 from ..schedulers import Sampler, sampler_classes
@@ -17,6 +18,7 @@ from .family import COMMON
 from .files import open_image, read_manifest, save_image
 from .load import load
 from .manifest import Manifest, Plain, digest_input
+from .pictures import opened
 from .result import GRID_GAP, Result, grid
 from .texts import OTHER_NEGATIVES, OTHERS
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from .image import ImagePipeline
 
 LOSSY = ("JPEG",)
-GUIDANCES = (Unguided, ClassifierFree, Distilled, NormLimit, TokenNorm, SkipLayers, PerExpert)
+GUIDANCES = (Unguided, ClassifierFree, Distilled, NormLimit, TokenNorm, SkipLayers, PerExpert, FirstFramesKept)
 COMPARED = ("calotype", "torch", "python", "weights", "device", "dtype", "attention", "threads", "sigmas")
 
 
@@ -91,6 +93,7 @@ def replay(
     manifest = read_manifest(path)
     kind = _StoredPicture if manifest.frames is None else _StoredClip
     stored = kind.read(manifest, Path(path))
+    image, mask_image, last_image = opened(image), opened(mask_image), opened(last_image)
     arguments = Arguments.of(manifest, image=image, mask_image=mask_image, last_image=last_image, video=video)
     return stored.compared(arguments.run(pipeline or _load(manifest), progress=progress))
 

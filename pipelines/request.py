@@ -27,7 +27,7 @@ _NUMBERS = (
     *("guidance_scale", "guidance_scale_2", "true_cfg_scale", "guidance_rescale", "strength", "sigmas", "seed"),
     "max_sequence_length",
     *("cfg_normalization", "cfg_truncation", "clip_skip", "original_size", "target_size", "crops_coords_top_left"),
-    *("aesthetic_score", "denoising_start", "denoising_end"),
+    *("aesthetic_score", "denoising_start", "denoising_end", "frame_rate", "decode_timestep", "decode_noise_scale"),
 )
 
 
@@ -51,6 +51,8 @@ class Request:
       for `prompt` (not for `negative_prompt`, as diffusers does).
     - `original_size`, `target_size` (height, width) and `crops_coords_top_left` (y, x): pixels that SDXL is told; its
       refiner is told an `aesthetic_score` for the second.
+    - `frame_rate`: frames a second, for models that are told this; clips are saved with it. `decode_timestep` and
+      `decode_noise_scale`, in 0..1: what a decoder is told that takes noise away, and how much is mixed in before.
     - `denoising_end`: end after this share of the training time; the result's latents go on as the `image` of a run
       with that `denoising_start` (a base model, then its refiner).
     - `seed`: an int (further pictures count up from it), or one per picture; or `generator`, a CPU generator per
@@ -60,7 +62,8 @@ class Request:
       Models that edit look at it instead: at one picture, a list of them, or a list of lists, one for each prompt; with
       `strength` or `mask_image` they start from the first one as well. Clips begin with it, and end with `last_image`.
     - `video`: a clip to start from, with `strength`: its frames in a list, an array [F, H, W, 3], a tensor [F, 3, H, W]
-      or a file; or a list of such clips.
+      or a file; or a list of such clips. Where clips are made chunk by chunk it is what they go on from, and its frames
+      are among `num_frames`.
     - `mask_image`: white (over a half) is painted anew, black keeps the image's pixels exactly. Same size as the image.
     - `latents` [N, C, F, h, w] or [N, C, h, w]: standard normal initial noise instead of drawing it.
     - `sigmas`: falling noise levels, or `schedule`, an object; `sampler`: an object or a name.
@@ -82,6 +85,7 @@ class Request:
     height: int | None = None
     width: int | None = None
     num_frames: int | None = None
+    frame_rate: float | None = None
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     guidance_scale_2: float | None = None
@@ -104,6 +108,8 @@ class Request:
     aesthetic_score: float | None = None
     denoising_start: float | None = None
     denoising_end: float | None = None
+    decode_timestep: float | None = None
+    decode_noise_scale: float | None = None
     latents: Tensor | None = None
     sigmas: Sequence[float] | None = None
     output_type: OutputType = "pil"

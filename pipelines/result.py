@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from torch import Tensor
 
+from .checks import check_kind
 from .files import check_target, save_image
 from .frame_names import numbered
 from .manifest import Manifest
@@ -44,7 +45,7 @@ class Result:
     warnings: tuple[str, ...]
     manifest: Manifest | None = None
     videos: "Videos | None" = None
-    fps: int | None = None
+    fps: float | None = None
 
     def pil(self) -> "list[Image]":
         """The pictures as PIL images, whatever `output_type` was.
@@ -86,7 +87,12 @@ class Result:
         One goes to `path` itself; several are numbered: fox.png becomes fox-1.png, fox-2.png, ...
         Extensions: see `files.save_image`, for clips `clips.save_clip`, which `fps` (default: the result's own) and
         `codec` are for. Every target is checked before the first is written.
+
+        Raises:
+            ValueError: `path` is no name of a file, or of a kind that cannot be written. FileNotFoundError: its folder
+            does not exist.
         """
+        check_kind("path", path, (str, Path), "the name of a file, such as 'fox.png'")
         if self.videos is not None:
             return self._save_clips(Path(path), fps, codec)
         if fps is not None or codec is not None:

@@ -55,7 +55,11 @@ def prompt_tensors(prompt: Prompt) -> list[Tensor]:
     """All that a prompt holds, for both sides."""
     parts = (prompt.positive,) if prompt.negative is None else (prompt.positive, prompt.negative)
     each = (
-        (part.states, part.lengths, part.pooled, part.time_ids, part.picture_states, *part.references) for part in parts
+        (
+            *(part.states, part.lengths, part.pooled, part.time_ids, part.picture_states),
+            *(part.other_states, part.other_lengths, *part.references),
+        )
+        for part in parts
     )
     return [tensor for tensors in each for tensor in tensors if tensor is not None]
 

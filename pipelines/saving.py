@@ -30,12 +30,13 @@ Class = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class _Folder:
-    """All that is written: parts, configs alone, and folders of tokenizers, by their names; the class of each."""
+    """All that is written: parts, files of options by their folders, and folders of tokenizers, by their names; the
+    class of each."""
 
     parts: Mapping[str, Component]
     texts: Mapping[str, TextComponent]
     tokenizers: Mapping[str, Path]
-    scheduler: tuple[str, Mapping[str, Any]]
+    options: Mapping[str, tuple[str, Mapping[str, Any]]]
     classes: Mapping[str, Class]
 
     @property
@@ -88,14 +89,16 @@ def _content(pipe: "ImagePipeline", origin: Origin) -> _Folder:
         name, processor = layout.pictures
         texts[name], tokenizers[processor] = picture, picture.tokenizer
         classes[processor] = ("transformers", picture.tokenizer_class)
+    options = {layout.scheduler: (SCHEDULER_CONFIG, origin.scheduler)}
+    options |= {name: (file, origin.options[name]) for name, file in layout.configs.items()}
     told = {name: (value[0], value[1]) for name, value in origin.index.items() if name in classes and _is_class(value)}
     return _Folder(
         parts=parts,
         texts=texts,
         tokenizers=tokenizers,
-        scheduler=(layout.scheduler, origin.scheduler),
+        options=options,
         classes={
-            layout.scheduler: ("diffusers", str(origin.scheduler["_class_name"])),
+            **{name: ("diffusers", str(entries["_class_name"])) for name, (_, entries) in options.items()},
             **{name: ("diffusers", str(part.entries["_class_name"])) for name, part in parts.items()},
             **{name: ("transformers", str(part.entries["architectures"][0])) for name, part in texts.items()},
             **classes,
@@ -204,9 +207,9 @@ def _write(content: _Folder, stage: Path) -> None:
         for path in sorted(source.iterdir()):
             if path.suffix in _TEXTS and not path.name.endswith((".index.json", INDEX)) and path.is_file():
                 shutil.copyfile(path, stage / name / path.name)
-    scheduler, entries = content.scheduler
-    (stage / scheduler).mkdir()
-    _write_json(stage / scheduler / SCHEDULER_CONFIG, entries)
+    for name, (file, entries) in content.options.items():
+        (stage / name).mkdir()
+        _write_json(stage / name / file, entries)
 
 
 def _index(origin: Origin, classes: Mapping[str, Class]) -> dict[str, object]:

@@ -1,4 +1,7 @@
-"""Stable Diffusion 1.5, and what was tuned from it. No safety checker is run.
+"""Stable Diffusion 1.5 and 2.x, and what was tuned from them. No safety checker is run.
+
+2.x has OpenCLIP's H as its text encoder, read at the last layer but one, and at 768 pixels predicts v. A folder says
+both; a file of 2.x is taken for one of 768 pixels unless its name says "512", "base" or "turbo", as published names do.
 
 Source: diffusers' StableDiffusionPipeline, StableDiffusionImg2ImgPipeline and StableDiffusionInpaintPipeline. They give
 other pictures in two cases. Inpainting at strength 1 starts from noise alone there; here from the noised picture, as
@@ -22,7 +25,7 @@ from ..denoisers.unet_config import UNetConfig, unet_config
 from ..denoisers.unet_shapes import SD_MARKS, unet_config_of_shapes
 from ..encoders.base import TextEncoder
 from ..encoders.clip import load_clip
-from ..encoders.in_files import CLIP_L, SD_CLIP
+from ..encoders.in_files import CLIP_L, SD_2_CLIP, SD_CLIP
 from ..schedulers import Schedule
 from ..vae.kl import load_kl
 from ..vae.kl_config import SD_1
@@ -53,16 +56,22 @@ LAYOUT = Layout(
     encoders={"clip": "text_encoder"},
     tokenizers={"clip": "tokenizer"},
     marks=SD_MARKS,
-    inside={"clip": (SD_CLIP, CLIP_L)},
+    inside={"clip": (SD_CLIP, SD_2_CLIP, CLIP_L)},
+    inpainting="StableDiffusionInpaintPipeline",
     side=512,
 )
 SCHEDULER = {"_class_name": "PNDMScheduler", **BETAS, "skip_prk_steps": True, "set_alpha_to_one": False}
 """That of the published model, for files that have none."""
+CELLS_2 = 96  # latent cells a side of the pictures of 2.x that are not of 512 pixels
+SCHEDULER_2 = {"_class_name": "DDIMScheduler", **BETAS, "prediction_type": "v_prediction", "set_alpha_to_one": False}
+"""That of 2.x for such pictures."""
+SMALL_2 = ("512", "base", "turbo")
+"""What names of files of the others hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SDFamily:
-    """Stable Diffusion 1.5's choices: CLIP reads the prompt, classifier-free guidance over 1."""
+    """Stable Diffusion's choices: CLIP reads the prompt, classifier-free guidance over 1."""
 
     scheduler: DiscreteScheduler
     guide: ScaledGuidance
@@ -123,9 +132,10 @@ def load_sd(parts: Parts) -> ImagePipeline:
     Raises:
         FileNotFoundError: a component or a file is missing. ValueError: a file is damaged, or they do not fit together.
     """
-    config = parts.denoiser_config(unet_config, unet_config_of_shapes)
+    config = _config(parts)
     masking = mask_reader(config)
-    scheduler, few = scheduler_of(parts, sd_scheduler, SCHEDULER, config)
+    preset = SCHEDULER_2 if config.use_linear_projection and config.sample_size == CELLS_2 else SCHEDULER
+    scheduler, few = scheduler_of(parts, sd_scheduler, preset, config)
     check_entries(((parts.encoders["clip"], "hidden_size", config.text_width),))
     vae = parts.autoencoder(load_kl, partial(load_kl_like, preset=SD_1), channels=config.out_channels)
     prediction = scheduler.config.prediction_type
@@ -164,3 +174,12 @@ def recipe(
         inpaint_strength=1.0,
     )
     return general if few is None else few.recipe(general, downsampling)
+
+
+def _config(parts: Parts) -> UNetConfig:
+    """The UNet's; shapes do not tell for which size it was made."""
+    config, name = parts.denoiser_config(unet_config, unet_config_of_shapes), parts.denoiser.name.lower()
+    is_small = config.beside_channels > 0 or any(each in name for each in SMALL_2)
+    if parts.denoiser.is_dir() or not config.use_linear_projection or is_small:
+        return config
+    return dataclasses.replace(config, sample_size=CELLS_2)

@@ -19,7 +19,8 @@ from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
 from ..denoisers.base import Conditioning
 from ..denoisers.guidance import ClassifierFree, Guidance
-from ..denoisers.sd3 import MARKS, PATCH, SD3Config, SD3Denoiser
+from ..denoisers.sd3 import SD3Denoiser
+from ..denoisers.sd3_config import MARKS, PATCH, SD3Config
 from ..denoisers.sd3_keys import sd3_key_map
 from ..encoders.base import EncodedText, TextEncoder
 from ..encoders.clip import load_clip
@@ -40,7 +41,7 @@ from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_pooled, check_text, limited, options_given, skipping
+from .text_options import check_pooled, check_text, limited, options_given, side_by_side, skipping
 from .texts import OTHER_NEGATIVES, OTHERS, OtherTexts
 from .true_cfg import begins_above_1
 
@@ -65,7 +66,8 @@ WITHOUT_T5 = f"{NO_T5}, so that long or exact descriptions are followed less wel
 class SD3Family:
     """SD3's choices. `distilled`: turbo, which was made to run without guidance; `text_width` is T5's.
 
-    `guidance_scale` over 1 is classifier-free guidance with both passes in one batch; up to 1 there is none.
+    `guidance_scale` over 1 is classifier-free guidance with both passes in one batch, where both texts have as many
+    tokens as each other; up to 1 there is none.
     """
 
     scheduler: FlowMatchConfig
@@ -116,16 +118,16 @@ class SD3Family:
         clip, clip_2 = (skipping(encoders[role], request) for role in ("clip", "clip_2"))
         t5 = limited(encoders["t5"], request) if "t5" in encoders else None
         small, large = clip(prompts), clip_2(others.second)
-        if small.pooled is None or large.pooled is None or small.states.shape[1] != large.states.shape[1]:
-            raise ValueError("this model reads both CLIP encoders at the same length, with pooled vectors")
-        states = torch.cat((small.states, large.states), dim=-1)
-        long = self._zeros(states, request) if t5 is None else t5(others.third)
-        states = functional.pad(states, (0, long.states.shape[2] - states.shape[2]))
+        if small.pooled is None or large.pooled is None:
+            raise ValueError("this model reads pooled vectors of both CLIP encoders")
+        short = side_by_side((clip, clip_2), (small, large))
+        long = self._zeros(short.states, request) if t5 is None else t5(others.third)
+        states = functional.pad(short.states, (0, long.states.shape[2] - short.states.shape[2]))
         return Conditioning(
             states=torch.cat((states, long.states), dim=1),
-            lengths=small.lengths + long.lengths.to(small.lengths.device),
+            lengths=short.lengths + long.lengths.to(short.lengths.device),
             pooled=torch.cat((small.pooled, large.pooled), dim=-1),
-            warnings=tuple(dict.fromkeys((*small.warnings, *large.warnings, *long.warnings))),
+            warnings=tuple(dict.fromkeys((*short.warnings, *long.warnings))),
         )
 
     def described(self, request: Request) -> Mapping[str, Any]:

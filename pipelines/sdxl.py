@@ -20,8 +20,8 @@ from ..denoisers.base import Conditioning
 from ..denoisers.guidance import Guidance
 from ..denoisers.unet import load_unet
 from ..denoisers.unet_config import UNetConfig, unet_config
-from ..denoisers.unet_shapes import SDXL_MARKS, unet_config_of_shapes
-from ..encoders.base import EncodedText, TextEncoder
+from ..denoisers.unet_shapes import SDXL_MARKS, is_refiner, unet_config_of_shapes
+from ..encoders.base import TextEncoder
 from ..encoders.clip import load_clip
 from ..encoders.in_files import CLIP_G, CLIP_L, SDXL_CLIP, SDXL_CLIP_2
 from ..schedulers import Schedule
@@ -37,7 +37,7 @@ from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_text, conditioning_given, options_given, skipping
+from .text_options import check_text, conditioning_given, options_given, side_by_side, skipping
 from .texts import OtherTexts
 from .values import is_int, is_number
 
@@ -56,6 +56,8 @@ LAYOUT = Layout(
     optional=frozenset(("text_encoder", "tokenizer")),
     marks=SDXL_MARKS,
     inside={"clip": (SDXL_CLIP, CLIP_L), "clip_2": (*SDXL_CLIP_2, CLIP_G)},
+    inpainting="StableDiffusionXLInpaintPipeline",
+    needed=lambda shapes: frozenset[str]() if is_refiner(shapes) else frozenset(("text_encoder", "tokenizer")),
 )
 POOLED_WIDTH = 1280  # of the published models' second text encoder
 SCHEDULER = {"_class_name": "EulerDiscreteScheduler", **BETAS, "timestep_spacing": "leading"}
@@ -120,16 +122,18 @@ class SDXLFamily:
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
         """Both encoders' states side by side, the larger one's of the second texts; the larger one's pooled vector."""
-        large = skipping(encoders["clip_2"], request)(others.second)
-        parts = (skipping(encoders["clip"], request)(prompts), large) if self.both else (large,)
-        if large.pooled is None or len({part.states.shape[1] for part in parts}) > 1:
-            raise ValueError("this model reads its text encoders at one length, and a pooled vector of the second")
+        roles = {"clip": prompts, "clip_2": others.second} if self.both else {"clip_2": others.second}
+        read = [skipping(encoders[role], request) for role in roles]
+        parts = [encoder(texts) for encoder, texts in zip(read, roles.values(), strict=True)]
+        together, large = side_by_side(read, parts), parts[-1]
+        if large.pooled is None:
+            raise ValueError("this model reads a pooled vector of its second text encoder")
         return Conditioning(
-            states=torch.cat([part.states for part in parts], dim=-1),
-            lengths=_longest(parts),
+            states=together.states,
+            lengths=together.lengths,
             pooled=large.pooled,
             time_ids=self.time_ids(request, len(prompts)).to(large.states.device),
-            warnings=tuple(dict.fromkeys(line for part in parts for line in part.warnings)),
+            warnings=together.warnings,
         )
 
     def negative(self, positive: Conditioning, encode: Callable[[], Conditioning], request: Request) -> Conditioning:
@@ -251,10 +255,6 @@ def _check_shares(request: Request) -> None:
         raise ValueError(f"denoising_start is {start} and denoising_end {end}; a run must start before it ends")
 
 
-def _longest(parts: Sequence[EncodedText]) -> Tensor:
-    return torch.stack([part.lengths for part in parts]).amax(0)
-
-
 def _switch(parts: Parts, name: str, *, default: bool) -> bool:
     """An entry of model_index.json."""
     value: object = parts.index_entries().get(name, default)
@@ -270,11 +270,5 @@ def _check_parts(parts: Parts, config: UNetConfig, scored: bool) -> None:
     large, first = parts.encoders["clip_2"], parts.encoders.get("clip")
     small = config_of(first) if first is not None else {"hidden_size": 0}
     check_entries(((large, "projection_dim", config.pooled_width(NUM_TIME_IDS[scored])),))
-    entries = config_of(large)
-    if first is None and entries is not None and entries.get("hidden_size") != config.text_width:
-        raise ValueError(
-            f"the text encoder 'clip' is missing (encoders={{'clip': folder}}): {parts.denoiser} reads states of "
-            f"{config.text_width}, 'clip_2' gives {entries.get('hidden_size')}; a refiner alone does without"
-        )
     if small is not None:
         check_entries(((large, "hidden_size", config.text_width - int(small.get("hidden_size", 0))),))

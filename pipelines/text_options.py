@@ -1,6 +1,10 @@
 """What families make of a request's options for text encoders, and of conditioning that is given instead of prompts."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ..denoisers.base import Conditioning
 from ..encoders.base import EncodedText, LimitedEncoder, SkippingEncoder, TextEncoder
@@ -48,6 +52,35 @@ def options_given(request: Request, *names: str) -> dict[str, Any]:
 def conditioning_of(text: EncodedText) -> Conditioning:
     """One encoder's states, without its pooled text."""
     return Conditioning(states=text.states, lengths=text.lengths, warnings=text.warnings)
+
+
+def side_by_side(encoders: Sequence[TextEncoder], texts: Sequence[EncodedText]) -> EncodedText:
+    """What several encoders gave for the same rows, as states of all their widths and no pooled vectors. One that read
+    fewer chunks than another goes on with its chunk of an empty prompt.
+
+    Raises:
+        ValueError: they are of different lengths that no whole chunks make up for.
+    """
+    longest = max(text.states.shape[1] for text in texts)
+    states = [_as_long(each, text.states, longest) for each, text in zip(encoders, texts, strict=True)]
+    return EncodedText(
+        states=torch.cat(states, dim=-1),
+        lengths=torch.stack([text.lengths for text in texts]).amax(0),
+        warnings=tuple(dict.fromkeys(line for text in texts for line in text.warnings)),
+    )
+
+
+def _as_long(encoder: TextEncoder, states: Tensor, length: int) -> Tensor:
+    """States [B, L, D] and the encoder's chunks of an empty prompt, `length` long together."""
+    lacking = length - states.shape[1]
+    if lacking == 0:
+        return states
+    empty = encoder([""]).states
+    if lacking % empty.shape[1]:
+        raise ValueError(
+            f"text encoders gave states of {states.shape[1]} and {length} tokens; this model reads them at one length"
+        )
+    return torch.cat((states, empty.repeat(len(states), lacking // empty.shape[1], 1)), dim=1)
 
 
 def limited(encoder: TextEncoder, request: Request) -> TextEncoder:

@@ -38,7 +38,7 @@ class Walk:
     def steps(self, resume: State | None, cancel: Event | None) -> Iterator[ImageStep]:
         """See `ImagePipeline.denoise`."""
         schedule = self.encoded.plan.schedule
-        total = 0 if schedule is None else schedule.num_steps
+        total = 0 if schedule is None else self._total(schedule)
         if resume is not None:
             self._check_resume(resume, total)
         if schedule is None:
@@ -47,17 +47,25 @@ class Walk:
             return self._nothing_to_do(resume, total, cancel)
         return self._run(schedule, resume, cancel)
 
+    def _total(self, schedule: Schedule) -> int:
+        """The number of steps."""
+        return schedule.num_steps
+
+    def _shape_after(self, num_steps: int) -> tuple[int, ...]:
+        """That of the latents when so many steps are done."""
+        return self.encoded.shape
+
     def _run(self, schedule: Schedule, resume: State | None, cancel: Event | None) -> Iterator[ImageStep]:
         """Gradients are off while a step is computed, and as the caller has them while it is looked at."""
         seconds = dict(self.encoded.seconds)
-        _check_cancel(cancel, None)
+        stop_if_cancelled(cancel, None)
         start = time.perf_counter()
         with torch.no_grad():
             steps = self._steps(schedule, run_blocks, resume)
         seconds |= {"prepare": time.perf_counter() - start, "denoise": 0.0}
         previous, done = resume, None
         while True:
-            _check_cancel(cancel, done)
+            stop_if_cancelled(cancel, done)
             start = time.perf_counter()
             with torch.no_grad():
                 step = next(steps, None)
@@ -128,7 +136,7 @@ class Walk:
         raise NonFiniteError("denoise", step.index, step.total, block)
 
     def _nothing_to_do(self, state: State, total: int, cancel: Event | None) -> Iterator[ImageStep]:
-        _check_cancel(cancel, None)
+        stop_if_cancelled(cancel, None)
         schedule = self.encoded.plan.schedule
         sigma = 0.0 if schedule is None else schedule.points[-1].sigma
         step = Step(
@@ -141,7 +149,7 @@ class Walk:
         )
         done = self._of_this_run(step, self.encoded.seconds)
         yield done
-        _check_cancel(cancel, done)
+        stop_if_cancelled(cancel, done)
 
     def _unstarted(self) -> State:
         """The state of a run that takes no steps (strength 0): the input's own latents."""
@@ -165,12 +173,14 @@ class Walk:
     def _check_resume(self, state: State, total: int) -> None:
         if not isinstance(cast(object, state), State):
             raise ValueError(f"resume is of type {type(state).__name__}; it must be a State")
-        if tuple(state.latents.shape) != self.encoded.shape:
-            raise ValueError(f"the state has latents {tuple(state.latents.shape)}, this run has {self.encoded.shape}")
         if not 0 <= state.index <= total:
             raise ValueError(f"the state was saved after step {state.index}, this run has {total} steps")
+        expected = self._shape_after(state.index)
+        if tuple(state.latents.shape) != expected:
+            raise ValueError(f"the state has latents {tuple(state.latents.shape)}, this run has {expected}")
 
 
-def _check_cancel(cancel: Event | None, done: ImageStep | None) -> None:
+def stop_if_cancelled(cancel: Event | None, done: ImageStep | None) -> None:
+    """Raises Cancelled where `cancel` is set; `done` is the last step."""
     if cancel is not None and cancel.is_set():
         raise Cancelled(done)

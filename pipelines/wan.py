@@ -1,13 +1,14 @@
 """Wan 2.1 and 2.2: clips from text, and from pictures that they begin and end with.
 
 Of Wan 2.2, two denoisers share a run of A14B (`Experts`), and TI2V-5B is one for both tasks. Where a clip has no whole
-number of groups of frames after its first, the rest of the last one is cut off.
+number of groups of frames after its first, the rest of the last one is cut off. Models that make clips chunk by chunk
+are loaded here too (`causal`).
 
 Source: diffusers' WanPipeline, WanImageToVideoPipeline and WanVideoToVideoPipeline.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -15,14 +16,12 @@ from typing import Any, Literal
 from ..core.copies import moved
 from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
-from ..denoisers.base import Conditioning, Denoiser
+from ..denoisers.base import Denoiser
 from ..denoisers.experts import Experts, PerExpert
 from ..denoisers.guidance import ClassifierFree, Guidance, Unguided
 from ..denoisers.wan import WanDenoiser
-from ..denoisers.wan_config import MARKS, PATCH, TEXT_TOKENS, WanConfig
+from ..denoisers.wan_config import MARKS, PATCH, PICTURE_KEYS, TEXT_TOKENS, WanConfig
 from ..denoisers.wan_keys import wan_key_map
-from ..encoders.base import TextEncoder
-from ..encoders.cleaning import cleaned
 from ..encoders.clip_vision import load_clip_vision
 from ..encoders.in_files import UMT5
 from ..encoders.t5 import load_t5
@@ -33,6 +32,7 @@ from ..schedulers.unipc import UniPCConfig, unipc_schedule
 from ..vae.base import Autoencoder
 from ..vae.wan import load_wan_vae, load_wan_vae_file
 from .base import Source
+from .causal import PIPELINE, causal, chunks_told, shift_told
 from .distilled import check_not_told
 from .family import COMMON, guidance_scale, num_steps
 from .folders import check_entries
@@ -41,17 +41,18 @@ from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_text, conditioning_of, limited, options_given
-from .texts import OtherTexts
+from .text_options import check_text
+from .wan_text import WanTexts
 
 FAMILY = "wan"
 EXPERT, PICTURES, PROCESSOR = "transformer_2", "image_encoder", "image_processor"
 LAYOUT = Layout(
-    classes=("WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline"),
+    classes=("WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline", PIPELINE),
     encoders={"t5": "text_encoder"},
     tokenizers={"t5": "tokenizer"},
     second=EXPERT,
     pictures=(PICTURES, PROCESSOR),
+    needed=lambda shapes: frozenset((PICTURES,)) if shapes.has(*PICTURE_KEYS) else frozenset[str](),
     marks=MARKS,
     inside={"t5": (UMT5,)},
     side=640,
@@ -66,7 +67,7 @@ WIDTH, HEIGHT, LARGEST = 832, 480, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class WanFamily:
+class WanFamily(WanTexts):
     """Wan's choices.
 
     A scale over 1 is classifier-free guidance, one pass after the other. `boundary`: where the second expert's turn
@@ -85,11 +86,6 @@ class WanFamily:
         pictures = set[str]() if self.begins == "never" else {"image", "last_image"}
         clips = set[str]() if self.begins == "always" else {"video", "strength"}
         return (COMMON - STARTING) | own | second | pictures | clips
-
-    @property
-    def draws_posterior(self) -> bool:
-        """The reference takes the mean."""
-        return False
 
     def check(self, request: Request) -> None:
         """The length is within what the model was made for, and there is no value to be told."""
@@ -117,24 +113,10 @@ class WanFamily:
             return unipc_schedule(self.scheduler, count, sigmas=given)
         return flow_match_schedule(self.scheduler, count, sigmas=given)
 
-    def late(self, schedule: Schedule, strength: float) -> Schedule:
-        """The last `int(n strength)` steps."""
-        return schedule.starting_at(strength)
-
-    def condition(
-        self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
-    ) -> Conditioning:
-        """The states of the prompts, cleaned."""
-        return conditioning_of(limited(encoders["t5"], request)([cleaned(prompt) for prompt in prompts]))
-
     def index(self) -> Mapping[str, Any]:
         """See `IndexedFamily`."""
         name = LAYOUT.classes[self.begins == "always"]
         return {"_class_name": name, "boundary_ratio": self.boundary, "expand_timesteps": self.begins == "maybe"}
-
-    def described(self, request: Request) -> Mapping[str, Any]:
-        """The length, where it is given."""
-        return options_given(request, "max_sequence_length")
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What a scale does not do here."""
@@ -151,7 +133,8 @@ def load_wan(parts: Parts) -> ImagePipeline:
         FileNotFoundError: a component or a file is missing. ValueError: a file is damaged, or they do not fit together.
     """
     index = parts.index_entries()
-    boundary, scheduler = _boundary(index), parts.scheduler_config(_scheduler, SCHEDULER)
+    boundary, chunks = _boundary(index), chunks_told(parts)
+    scheduler = SCHEDULER if chunks is not None else parts.scheduler_config(_scheduler, SCHEDULER)
     config = _config(parts)
     check_entries([(parts.encoders["t5"], "d_model", config.text_width)])
     experts = [parts] if boundary is None else [parts, _second(parts)]
@@ -165,7 +148,7 @@ def load_wan(parts: Parts) -> ImagePipeline:
         denoiser.fill(source, device=each.device, dtype=each.dtype, block_device=each.block_device)
     high, *low = [denoiser for denoiser, _ in built]
     denoiser: Denoiser[Any] = Experts(high=high, low=low[0], boundary=boundary or 0.0) if low else high
-    return ImagePipeline(
+    pipe = ImagePipeline(
         source=Source(family=FAMILY, name=parts.name, weights=parts.digests(LAYOUT)),
         family=WanFamily(scheduler=scheduler, boundary=boundary, begins=_begins(looking)),
         recipe=recipe(scheduler, vae.downsampling, fps=24 if config.latent_channels == TI2V_CHANNELS else 16),
@@ -177,6 +160,7 @@ def load_wan(parts: Parts) -> ImagePipeline:
         device=parts.device,
         dtype=parts.dtype,
     )
+    return pipe if chunks is None else causal(pipe, chunks, shift=shift_told(parts))
 
 
 def recipe(scheduler: SchedulerConfig, downsampling: int = 8, *, fps: int = 16) -> Recipe:

@@ -37,10 +37,12 @@ class RowNoise:
 
     def draw(self) -> Tensor:
         """The next draw of every row, [B, C, F, H, W] on the CPU."""
-        rows = [
-            torch.randn(self._row_shape, generator=generator, dtype=torch.float32) for generator in self._generators
-        ]
-        return torch.stack(rows)
+        return self._drawn(self._row_shape)
+
+    def draw_frames(self, count: int) -> Tensor:
+        """The same for `count` frames, [B, C, count, H, W]."""
+        channels, _, *sides = self._row_shape
+        return self._drawn((channels, count, *sides))
 
     def __call__(self, i: int) -> Tensor:
         """The draw of step `i`, [B, C, F, H, W] on the CPU.
@@ -54,6 +56,9 @@ class RowNoise:
             )
         self._next = i + 1
         return self.draw()
+
+    def _drawn(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.stack([torch.randn(shape, generator=each, dtype=torch.float32) for each in self._generators])
 
     def state(self) -> tuple[Tensor, ...]:
         """Each row's generator state, uint8."""

@@ -54,12 +54,13 @@ MISTRAL_SPECIALS = (
 )
 
 
-def qwen_tokenizer() -> Any:
-    """Qwen's kind: byte-level pairs, special tokens behind them, pads after a text."""
+def qwen_tokenizer(*texts: str) -> Any:
+    """Qwen's kind: byte-level pairs, special tokens behind them, pads after a text. It also knows the words of
+    `texts`."""
     from tokenizers import AddedToken
     from transformers import Qwen2Tokenizer
 
-    vocab, merges = _vocabulary(())
+    vocab, merges = _vocabulary((), texts)
     names = {token: len(vocab) + i for i, token in enumerate(SPECIALS)}
     tokenizer = Qwen2Tokenizer(
         vocab | names, merges, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token=None, chat_template=CHATML
@@ -191,13 +192,13 @@ def _sizes(tokenizer: Any, **more: Any) -> dict[str, Any]:
     return settings | more
 
 
-def _vocabulary(first: tuple[str, ...]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+def _vocabulary(first: tuple[str, ...], others: tuple[str, ...] = ()) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Ids and merges: bytes, and each word of the tests and the templates, as in vocabularies of full size. Words with
     a space before them come first, then longer ones, so that no other word is found inside them.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(256 - len(printable))]
-    texts = (templates.QWEN_IMAGE.text, templates.QWEN_IMAGE_EDIT.text, str(templates.flux2_messages("")))
+    texts = (templates.QWEN_IMAGE.text, templates.QWEN_IMAGE_EDIT.text, str(templates.flux2_messages("")), *others)
     pieces = [piece for text in texts for piece in re.findall(r"'s| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+", text)]
     words = [f" {word}" for word in WORDS] + [piece for piece in pieces if piece not in SPECIALS]
     merges: dict[tuple[str, str], None] = {}

@@ -15,6 +15,10 @@ SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
     "euler-linspace": ("EulerDiscreteScheduler", {**STABLE, "prediction_type": "v_prediction"}),
     "pndm": ("PNDMScheduler", {**STABLE, "skip_prk_steps": True, "set_alpha_to_one": False}),
     "ddim": ("DDIMScheduler", {**STABLE, "clip_sample": False, "set_alpha_to_one": False}),
+    "ddim-v": (
+        "DDIMScheduler",
+        {**STABLE, "clip_sample": False, "set_alpha_to_one": False, "prediction_type": "v_prediction"},
+    ),
     "dpmpp_2m": ("DPMSolverMultistepScheduler", {**STABLE, "use_karras_sigmas": True}),
     "euler_ancestral": ("EulerAncestralDiscreteScheduler", {**STABLE, "timestep_spacing": "trailing"}),
 }
@@ -28,8 +32,8 @@ def scheduler(name: str) -> Any:
     return getattr(diffusers, kind)(**options)
 
 
-def sd_pipeline(folder: Path, **sizes: Any) -> Any:
-    """Stable Diffusion's kind, with PNDM, also saved to the folder; `sizes` are the UNet's."""
+def sd_pipeline(folder: Path, *, steps: str = "pndm", **sizes: Any) -> Any:
+    """Stable Diffusion's kind, with the scheduler `steps`, also saved to the folder; `sizes` are the UNet's."""
     from diffusers import StableDiffusionPipeline
 
     pipe = StableDiffusionPipeline(
@@ -37,7 +41,7 @@ def sd_pipeline(folder: Path, **sizes: Any) -> Any:
         vae=vae(0.7),
         text_encoder=clip_model(projection=False),
         tokenizer=clip_tokenizer(),
-        scheduler=scheduler("pndm"),
+        scheduler=scheduler(steps),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from calotype.denoisers.sd3 import SD3Config
+from calotype.denoisers.sd3_config import SD3Config
 
 from .tiny_text_encoders import clip_model, save_clip_tokenizer, t5_model, t5_tokenizer
 

@@ -16,7 +16,7 @@ from tiny_unet import REFINER, SD_1, SDXL, unet
 from torch import Tensor
 
 from calotype.denoisers.flux import FluxConfig
-from calotype.denoisers.sd3 import SD3Config
+from calotype.denoisers.sd3_config import SD3Config
 from calotype.denoisers.unet_config import unet_config
 from calotype.vae.kl_config import KLConfig
 
@@ -98,6 +98,35 @@ def sd(**sizes: Any) -> Whole:
         "text_encoder": clip_model(projection=False, **CLIP, hidden_act="quick_gelu"),
         "tokenizer": clip_tokenizer(),
         "scheduler": scheduler,
+    }
+    return Whole(kind="StableDiffusionPipeline", parts=parts, written=written)
+
+
+def sd2() -> Whole:
+    """Stable Diffusion 2.1; OpenCLIP's text encoder has one layer more in the file, and a projection."""
+    from diffusers import DDIMScheduler
+
+    entries = {**SD_1, **UNET, "block_out_channels": (64, 128), "layers_per_block": 1, "cross_attention_dim": 64}
+    entries |= {"down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"), "attention_head_dim": (1, 2)}
+    entries |= {"up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"), "sample_size": 96}
+    model = unet({**entries, "use_linear_projection": True})
+    whole = clip_model(projection=True, **{**CLIP, "num_hidden_layers": 3}, projection_dim=64, hidden_act="gelu")
+    text = clip_model(projection=False, **CLIP, hidden_act="gelu")
+    named = {name.removeprefix("text_model."): x for name, x in whole.state_dict().items()}
+    text.load_state_dict({name: named[name.removeprefix("text_model.")] for name in text.state_dict()})
+
+    def written(weights: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        return {
+            **_unet_and_autoencoder(model, weights),
+            **prefixed("cond_stage_model.model.", open_clip(whole.state_dict())),
+        }
+
+    parts = {
+        "unet": model,
+        "vae": _autoencoder(latent_channels=4, scaling_factor=0.18215),
+        "text_encoder": text,
+        "tokenizer": clip_tokenizer("!"),
+        "scheduler": DDIMScheduler(**BETAS, clip_sample=False, set_alpha_to_one=False, prediction_type="v_prediction"),
     }
     return Whole(kind="StableDiffusionPipeline", parts=parts, written=written)
 
@@ -300,6 +329,7 @@ def qwen_image() -> Whole:
 
 FAMILIES: dict[str, Callable[[], Whole]] = {
     "sd": sd,
+    "sd2": sd2,
     "sdxl": sdxl,
     "sdxl-refiner": sdxl_refiner,
     "sd3": sd3,

@@ -3,7 +3,7 @@
 Legend: B rows, C latent channels, F frames, H W pixels, h w latent cells.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -47,4 +47,14 @@ class VideoAutoencoder(Autoencoder, Protocol):
         """What `decode` gives, group by group of frames as they are ready, in memory that does not grow with the clip.
 
         Raises at once what `decode` raises."""
+        ...
+
+
+@runtime_checkable
+class ContinuingAutoencoder(VideoAutoencoder, Protocol):
+    """One whose decoder goes on from stretch to stretch of a clip's latents."""
+
+    def stream_stretches(self, stretches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """What `stream_decode` gives of the latents [B, C, F, h, w] that `stretches` make up, one after the other: each
+        is taken when its turn comes, and its frames come before the next one is asked for."""
         ...

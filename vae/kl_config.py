@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.diffusers_config import FLAG, NUMBER, NUMBERS, POSITIVE, SIZE, SIZES, WORD, Kind, checked, read_config
+from ..core.diffusers_config import FLAG, NUMBER, NUMBERS, POSITIVE, SIZE, SIZES, WORD, Kind, known_entries, read_config
 
 CLASS_NAME = "AutoencoderKL"
-_DOWN, _UP = "DownEncoderBlock2D", "UpDecoderBlock2D"
+_BLOCK_TYPES = {"down_block_types": "DownEncoderBlock2D", "up_block_types": "UpDecoderBlock2D"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +68,7 @@ class KLConfig:
     def entries(self) -> dict[str, Any]:
         """The arguments of diffusers' class."""
         levels = len(self.block_out_channels)
-        return {
-            **dataclasses.asdict(self),
-            "down_block_types": (_DOWN,) * levels,
-            "up_block_types": (_UP,) * levels,
-        }
+        return {**dataclasses.asdict(self), **{key: (kind,) * levels for key, kind in _BLOCK_TYPES.items()}}
 
 
 def read_kl_config(folder: Path) -> KLConfig:
@@ -87,19 +83,9 @@ def read_kl_config(folder: Path) -> KLConfig:
 
 def kl_config(entries: Mapping[str, object]) -> KLConfig:
     """The config that the entries of a config.json say. Raises ValueError as `read_kl_config` does."""
-    name = entries.get("_class_name")
-    if name != CLASS_NAME:
-        raise ValueError(f"the config's _class_name is {name!r}; this autoencoder is {CLASS_NAME!r}")
-    values: dict[str, Any] = {}
-    for key, value in entries.items():
-        if key.startswith("_") or key in ("sample_size", "down_block_types", "up_block_types"):
-            continue
-        if key in _KINDS:
-            values[key] = checked(key, value, _KINDS, may_be_null=_MAY_BE_NULL)
-        elif value is not None:
-            raise ValueError(f"the config's {key} is {value!r}; known entries are {', '.join(_KINDS)}")
-    config = KLConfig(**values)
-    for key, kind in (("down_block_types", _DOWN), ("up_block_types", _UP)):
+    skipped = ("sample_size", *_BLOCK_TYPES)
+    config = KLConfig(**known_entries(entries, CLASS_NAME, _KINDS, skipped=skipped, may_be_null=_MAY_BE_NULL))
+    for key, kind in _BLOCK_TYPES.items():
         wanted = [kind] * len(config.block_out_channels)
         if entries.get(key, [kind]) != wanted:
             raise ValueError(f"the config's {key} is {entries.get(key, [kind])!r}; only {wanted} is supported")

@@ -58,6 +58,11 @@ class InParts:
         """`run(x)`, part by part in an order that x's shape alone decides; the result of one part is that itself."""
         return torch.cat([self._row(run, row) for row in x.split(1)]) if self._rows(x) > 1 else self._row(run, x)
 
+    def cut(self, x: Tensor) -> list[Tensor]:
+        """The parts of x, in the order in which `run` gets them."""
+        rows = [*x.split(1)] if self._rows(x) > 1 else [x]
+        return rows if self.tiling is None else [tile for row in rows for tile in tiles(row, self.tiling, self.unit_in)]
+
     def count(self, x: Tensor) -> int:
         """How often `run` is called for x."""
         if self.tiling is None:
@@ -72,6 +77,16 @@ class InParts:
         if self.tiling is None:
             return run(x)
         return tiled(run, x, self.tiling, unit_in=self.unit_in, unit_out=self.unit_out)
+
+
+def tiles(x: Tensor, tiling: Tiling, unit: int) -> list[Tensor]:
+    """The parts of x [N, C, ..., h * unit, w * unit], row by row."""
+    rows, columns = (tiling.spans(side // unit) for side in x.shape[-2:])
+    return [
+        x[..., top * unit : bottom * unit, left * unit : right * unit]
+        for top, bottom in rows
+        for left, right in columns
+    ]
 
 
 def tiled(run: Callable[[Tensor], Tensor], x: Tensor, tiling: Tiling, *, unit_in: int, unit_out: int) -> Tensor:

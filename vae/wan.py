@@ -6,9 +6,8 @@ group sees what went before through caches of the last frames of every convoluti
 Legend: B rows, C latent channels, F pixel frames, f latent frames, H W pixels, h w latent cells.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from ..core.saving import Component
 from ..core.shapes import Shapes
 from .causal_conv import CausalConv, with_causal_convs
 from .frames import check_frames
+from .groups import frame_groups, put_together, walked
 from .kl import autoencoder_component, check_floating, check_side, check_volume, drawn_latents, mean_and_std
 from .tiling import InParts, Tiling
 from .wan_config import CLASS_NAME, WanVAEConfig, read_wan_vae_config, sized_wan_vae_config
@@ -86,8 +86,7 @@ class WanAutoencoder:
         for side, length in (("height", pixels.shape[3]), ("width", pixels.shape[4])):
             check_side(side, length, self.downsampling)
         check_frames(pixels.shape[2], self.temporal_downsampling)
-        step = self.temporal_downsampling
-        groups = [pixels[:, :, :1], *(pixels[:, :, i : i + step] for i in range(1, pixels.shape[2], step))]
+        groups = frame_groups(pixels, self.temporal_downsampling)
         encoded = self._walked("encoder", self._encoded, groups, (self.downsampling, 1))
         mean, std = mean_and_std(torch.cat(list(encoded), dim=2))
         shift, scale = self._statistics(mean.device)
@@ -97,23 +96,26 @@ class WanAutoencoder:
         """Pixels [B, 3, F, H, W], about -1..1, of latents [B, C, f, h, w]. Raises ValueError for another shape, or
         numbers that are not floating-point."""
         groups = self.stream_decode(latents)
-        rows, _, frames, height, width = latents.shape
-        sides = (height * self.downsampling, width * self.downsampling)
+        rows, _, frames, *sides = latents.shape
         num_frames = 1 + (frames - 1) * self.temporal_downsampling
-        pixels = torch.empty((rows, 3, num_frames, *sides), dtype=torch.float32, device=latents.device)
-        start = 0
-        for group in groups:
-            pixels[:, :, start : start + group.shape[2]] = group
-            start += group.shape[2]
-        return pixels
+        shape = (rows, 3, num_frames, *(side * self.downsampling for side in sides))
+        return put_together(groups, shape, latents.device)
 
     def stream_decode(self, latents: Tensor) -> Iterator[Tensor]:
         """What `decode` gives, in groups of frames as they are ready: the first frame, then `temporal_downsampling`
         frames for each other latent frame. Raises at once what `decode` raises."""
         _check("latents", latents, self.latent_channels)
-        shift, scale = self._statistics(latents.device)
-        groups = (latents.float() * scale + shift).split(1, dim=2)
+        return self.stream_stretches((latents,))
+
+    def stream_stretches(self, stretches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """See `ContinuingAutoencoder`."""
+        groups = (group for latents in stretches for group in self._raw(latents).split(1, dim=2))
         return self._walked("decoder", self._decoded, groups, (1, self.downsampling))
+
+    def _raw(self, latents: Tensor) -> Tensor:
+        """Normalised latents [B, C, f, h, w] as the decoder takes them, float32."""
+        shift, scale = self._statistics(latents.device)
+        return latents.float() * scale + shift
 
     def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and deviation, each [1, C, 1, 1, 1], float32."""
@@ -122,16 +124,14 @@ class WanAutoencoder:
         return mean, std
 
     def _walked(
-        self, half: str, run: Callable[[Tensor, Caches], Tensor], groups: Sequence[Tensor], units: tuple[int, int]
+        self, half: str, run: Callable[[Tensor, Caches], Tensor], groups: Iterable[Tensor], units: tuple[int, int]
     ) -> Iterator[Tensor]:
-        """`run` on each group of frames, part by part as the options say: in the same order each time, so that each
-        part finds the caches that it left. `units` are those of what goes in and comes out."""
+        """`run` on each group of frames, part by part as the options say, each part with the caches that it left.
+        `units` are those of what goes in and comes out."""
         unit_in, unit_out = units
         parts = InParts(tiling=self.tiling, slicing=self.slicing, unit_in=unit_in, unit_out=unit_out)
         num_places = sum(isinstance(each, CausalConv) for each in self.module.get_submodule(half).modules())
-        caches = cycle([cast(Caches, [None] * num_places) for _ in range(parts.count(groups[0]))])
-        for group in groups:
-            yield parts(lambda part: run(part, next(caches)), group)
+        return walked(run, groups, parts, lambda: cast(Caches, [None] * num_places))
 
     def _encoded(self, pixels: Tensor, caches: Caches) -> Tensor:
         """Moments [B, 2 C, 1, h, w] of a group of frames, float32."""

@@ -19,14 +19,16 @@ class AttentionMask:
     `causal`: query n stands at place `query_offset` + n and sees the keys up to its own place. The offset is one
     number, or [B] int64 where rows differ (a ragged batch that continues from a cache). `window`, with `causal` only:
     of these, the last `window` keys (a query at place p sees the places over p - window). `key_lengths` [B] int64: row
-    b sees its first `key_lengths[b]` keys. A query that sees no key at all gets zeros from every backend, never NaN.
-    The tensors must not be changed afterwards.
+    b sees its first `key_lengths[b]` keys. `grid`: queries and keys are the same tokens, those of a clip of (frames,
+    rows, columns), row by row; it hides none. A query that sees no key at all gets zeros from every backend, never
+    NaN. The tensors must not be changed afterwards.
     """
 
     causal: bool = False
     query_offset: int | Tensor = 0
     key_lengths: Tensor | None = None
     window: int | None = None
+    grid: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and (self.window < 1 or not self.causal):
@@ -128,7 +130,7 @@ class AttentionCall:
     queries: Tensor
     keys: Tensor
     values: Tensor
-    mask: AttentionMask
+    mask: AttentionMask = FULL
     scale: float
 
     @property

@@ -2,6 +2,7 @@
 
 import torch
 
+from .approximate import BlockedAttention, SlidingTileAttention
 from .base import FULL, AttentionBackend, AttentionCall, AttentionSelector
 from .flash_attn import FlashAttention
 from .flex import FlexAttention
@@ -17,18 +18,30 @@ def all_backends() -> tuple[AttentionBackend, ...]:
     return ReferenceAttention(), SDPAAttention(), FlexAttention(), FlashAttention(), XFormersAttention()
 
 
-def attention_selector(name: str | None = None) -> AttentionSelector:
-    """The backends in order of preference (None), or the named one alone, whose refusal is then an error.
+def approximations() -> tuple[AttentionBackend, ...]:
+    """Those that are only chosen by name."""
+    return SlidingTileAttention(), BlockedAttention()
+
+
+def attention_selector(wanted: str | AttentionBackend | None = None) -> AttentionSelector:
+    """The backends in order of preference (None), or the named one alone, whose refusal is then an error. An
+    approximation, by its name or as a backend of one's own, has the exact ones behind it.
 
     Raises:
         ValueError: no backend has this name.
     """
     backends = {backend.name: backend for backend in all_backends()}
-    if name is None:
-        return AttentionSelector(backends=tuple(backends[preferred] for preferred in _PREFERENCE))
-    if name not in backends:
-        raise ValueError(f"attention is {name!r}; it must be one of {', '.join(backends)}")
-    return AttentionSelector(backends=(backends[name],))
+    preferred = tuple(backends[name] for name in _PREFERENCE)
+    if wanted is None:
+        return AttentionSelector(backends=preferred)
+    if not isinstance(wanted, str):
+        return AttentionSelector(backends=(wanted, *preferred))
+    if wanted in backends:
+        return AttentionSelector(backends=(backends[wanted],))
+    inexact = {backend.name: backend for backend in approximations()}
+    if wanted in inexact:
+        return AttentionSelector(backends=(inexact[wanted], *preferred))
+    raise ValueError(f"attention is {wanted!r}; it must be one of {', '.join((*backends, *inexact))}")
 
 
 def attention_report(device: torch.device | str, dtype: torch.dtype) -> dict[str, str | None]:

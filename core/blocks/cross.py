@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..attention.base import FULL, AttentionCall
+from ..attention.base import AttentionCall
 from ..mlp import GELUMLP
 from ..modulation import Modulation
 from ..norms import LayerNorm, RMSNorm, norm_halves
@@ -19,18 +19,25 @@ from .joint import attend
 
 @dataclass(frozen=True, kw_only=True)
 class CrossConfig:
-    """Sizes of one block; D = heads * head_width. `cross_norm`: tokens are normalised before they attend to states."""
+    """Sizes of one block; D = heads * head_width. `cross_norm`: tokens are normalised before they attend to states.
+    `qk_norm_eps` is that of the norms of queries and keys (None: `norm_eps`)."""
 
     heads: int
     head_width: int
     hidden: int
     norm_eps: float = 1e-6
     cross_norm: bool = True
+    qk_norm_eps: float | None = None
 
     @property
     def width(self) -> int:
         """D."""
         return self.heads * self.head_width
+
+    @property
+    def qk_eps(self) -> float:
+        """That of the norms of queries and keys."""
+        return self.norm_eps if self.qk_norm_eps is None else self.qk_norm_eps
 
 
 class CrossBlock(nn.Module):
@@ -70,8 +77,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.query_norm = RMSNorm(config.width, eps=config.norm_eps)
-        self.key_norm = RMSNorm(config.width, eps=config.norm_eps)
+        self.query_norm = RMSNorm(config.width, eps=config.qk_eps)
+        self.key_norm = RMSNorm(config.width, eps=config.qk_eps)
         self.output = nn.Linear(config.width, config.width)
 
     def forward(self, h: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
@@ -98,7 +105,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.config = config
         self.query = nn.Linear(config.width, config.width)
-        self.query_norm = RMSNorm(config.width, eps=config.norm_eps)
+        self.query_norm = RMSNorm(config.width, eps=config.qk_eps)
         self.output = nn.Linear(config.width, config.width)
 
     def forward(self, h: Tensor, prepared: BlockInputs, i: int) -> Tensor:
@@ -106,7 +113,7 @@ class CrossAttention(nn.Module):
         queries = by_head(self.query_norm(self.query(h))[:, None], self.config.heads)
         scale = self.config.head_width**-0.5
         first, *others = (
-            AttentionCall(queries=queries, keys=each.keys, values=each.values, mask=FULL, scale=scale)
+            AttentionCall(queries=queries, keys=each.keys, values=each.values, mask=each.mask, scale=scale)
             for each in prepared.crossed[i]
         )
         out = prepared.attention(first)

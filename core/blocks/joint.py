@@ -126,11 +126,15 @@ def heads_together(streams: tuple[JointHeads, JointHeads], h: tuple[Tensor, Tens
 def attend(queries_keys: Tensor, values: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
     """Attention of queries then keys [B, 2 H, L, Dh] and values [B, H, L, Dh], as `split_heads` gives them: turned by
     the rotary tables of block `i` (in their own memory), over what the cache gives back, [B, L, D]."""
-    here = prepared.of(i)
-    queries, keys = turned(queries_keys, here.rotary).chunk(2, dim=1)
+    return attend_turned(turned(queries_keys, prepared.of(i).rotary), values, prepared, cache, i)
+
+
+def attend_turned(queries_keys: Tensor, values: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
+    """`attend` for queries and keys that are turned already."""
+    queries, keys = queries_keys.chunk(2, dim=1)
     keys, values = cache.update(i, keys, values)
     scale = queries.shape[-1] ** -0.5
-    call = AttentionCall(queries=queries, keys=keys, values=values, mask=here.mask, scale=scale)
+    call = AttentionCall(queries=queries, keys=keys, values=values, mask=prepared.of(i).mask, scale=scale)
     return prepared.attention(call).transpose(1, 2).flatten(2)
 
 

@@ -9,7 +9,7 @@ from . import qwen2
 from .base import Family, text_entries
 from .keys import seeing_key_map
 
-ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration",)
+ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLTextModel")
 MODEL_TYPES = ("qwen2_5_vl", "qwen2_5_vl_text")
 
 _DEFAULTS = {

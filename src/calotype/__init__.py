@@ -15,10 +15,12 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .denoisers.base import Conditioning, Prompt
+    from .denoisers.causal import Chunks
     from .denoisers.guidance import ClassifierFree, Guidance, Unguided
     from .language.conversation import Conversation
     from .language.text import Completion, TextModel
     from .pipelines.base import Cancelled, Encoded, ImageStep
+    from .pipelines.causal import causal
     from .pipelines.clips import read_clip
     from .pipelines.files import read_manifest
     from .pipelines.finite import NonFiniteError
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DPMPP2M",
     "Cancelled",
+    "Chunks",
     "ClassifierFree",
     "Completion",
     "Conditioning",
@@ -68,6 +71,7 @@ __all__ = [
     "TextModel",
     "Unguided",
     "__version__",
+    "causal",
     "flow_schedule",
     "flow_schedule_from_sigmas",
     "load",
@@ -82,8 +86,10 @@ __all__ = [
 
 _MODULES = {
     "denoisers.base": "Conditioning Prompt",
+    "denoisers.causal": "Chunks",
     "denoisers.guidance": "ClassifierFree Guidance Unguided",
     "pipelines.base": "Cancelled Encoded ImageStep",
+    "pipelines.causal": "causal",
     "pipelines.clips": "read_clip",
     "pipelines.files": "read_manifest",
     "pipelines.finite": "NonFiniteError",

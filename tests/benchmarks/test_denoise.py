@@ -50,7 +50,7 @@ def test_a_family_against_diffusers(denoise, tmp_path, capsys):
     assert denoiser["ours"] < 0.85 * denoiser["diffusers"]  # modulations stay in the file
     assert all(row["memory in the loop MB"][side] >= denoiser[side] for side in denoiser)
     printed = capsys.readouterr().out
-    assert "flux, float32, 16 picture tokens" in printed
+    assert "flux, float32, 16 tokens" in printed
     assert "step, ours / floor" in printed
     assert printed.count("ratio") == 6
 

@@ -134,6 +134,18 @@ def test_missing_files_and_shards_are_named(tmp_path: Path) -> None:
         load_weights(on_meta(), (), MAP)
 
 
+def test_a_header_is_parsed_once_as_long_as_it_says_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save_file({"a": torch.zeros(2)}, file)
+    first = read_header(file)
+    assert read_header(file) is first
+    save_file({"b": torch.zeros(2)}, file)
+    assert list(read_header(file).tensors) == ["b"]
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="is truncated"):
+        read_header(file)
+
+
 def test_a_folder_with_a_single_file_and_one_with_a_choice(tmp_path: Path, file: Path) -> None:
     assert resolve_files(tmp_path) == (file,)
     save_file(parts(), tmp_path / "other.safetensors")

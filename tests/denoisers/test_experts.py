@@ -10,6 +10,7 @@ from calotype.core.loading import build_on_meta
 from calotype.core.weight_source import WeightSource
 from calotype.denoisers.base import Conditioning
 from calotype.denoisers.experts import Experts
+from calotype.denoisers.guidance import Run, prepare_both
 from calotype.denoisers.wan import WanDenoiser
 from calotype.denoisers.wan_config import WanConfig
 from calotype.denoisers.wan_keys import wan_key_map
@@ -67,6 +68,24 @@ def test_an_expert_that_no_point_asks_for_prepares_nothing(experts):
         told, (1, 4, 1, 4, 4), points_at(0.9, 0.5), attention=attention_selector()
     )
     assert {expert for expert, _ in prepared.turns.values()} == {high}
+
+
+def test_both_sides_of_guidance_share_what_each_expert_prepares(experts):
+    """Bit-equal to preparing each alone."""
+    (high, low), _ = experts
+    model = Experts(high=high, low=low, boundary=0.5)
+    told, x = told_and_latents()
+    other = Conditioning(states=told.states.flip(1), lengths=told.lengths)
+    points = points_at(0.8, 0.2)
+    run = Run(shape=tuple(x.shape), evaluations=points, attention=attention_selector())
+    first, second = prepare_both(model, told, other, run)
+    for point in points:
+        expert, prepared = second.turns[point.index]
+        assert expert is model.expert(point)
+        assert prepared.tables is first.turns[point.index][1].tables
+        for each, both in ((told, first), (other, second)):
+            alone = model.prepare(each, run.shape, points, attention=run.attention)
+            assert torch.equal(model.slope(x, both, point), model.slope(x, alone, point))
 
 
 def test_each_experts_blocks_may_stay_in_its_file(experts, tmp_path):

@@ -13,6 +13,7 @@ from calotype.core.loading import build_on_meta, load_weights
 from calotype.core.weight_source import WeightSource
 from calotype.denoisers.base import Conditioning
 from calotype.denoisers.flux import HOISTED, MARKS, FluxConfig, FluxDenoiser, flux_key_map
+from calotype.denoisers.guidance import Run, slopes_of_both
 from calotype.denoisers.patches import patchify, unpatchify
 from calotype.denoisers.shapes import PREFIXES, Shapes
 from calotype.schedulers import flow_schedule
@@ -143,6 +144,26 @@ def test_modulations_may_stay_in_the_file(pair, tmp_path):
     half = moved(lean, device, torch.bfloat16)
     told = told.to(device, torch.bfloat16)
     assert error(slopes(half, told, x)[0][0], slopes(ours, told.to(device, torch.float32), x)[0][0]) < 0.1
+
+
+def test_both_sides_of_guidance_read_modulations_once(pair, tmp_path, monkeypatch):
+    """Bit-equal to preparing each alone; texts of two lengths are never one batch."""
+    ours, theirs = pair
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    lean = build_on_meta(lambda: FluxDenoiser(ours.config))
+    source = WeightSource.for_module(lean, tmp_path / "model.safetensors", flux_key_map())
+    lean.fill(source, device=torch.device("cpu"), dtype=torch.float32)
+    x = torch.randn(1, 8, 1, 4, 6, generator=torch.Generator().manual_seed(2))
+    run = Run(shape=tuple(x.shape), evaluations=flow_schedule(2).points[:-1], attention=attention_selector())
+    told = [conditioning(1, tokens, ours.config.guided, seed=tokens) for tokens in (5, 3)]
+    alone = [lean.prepare(each, run.shape, run.evaluations, attention=run.attention) for each in told]
+    names, read = [], source.read
+    monkeypatch.setattr(source, "read", lambda name, **options: [names.append(name), read(name, **options)][1])
+    c, u = slopes_of_both(lean, *told, run, batched=True)(x, run.evaluations[1])
+    assert torch.equal(c, lean.slope(x, alone[0], run.evaluations[1]))
+    assert torch.equal(u, lean.slope(x, alone[1], run.evaluations[1]))
+    modulations = [name for name in source if name.startswith(HOISTED)]
+    assert sorted(names) == sorted(modulations)
 
 
 def test_what_does_not_fit_is_refused(pair):

@@ -13,7 +13,8 @@ from calotype.core.copies import moved
 from calotype.core.loading import build_on_meta, load_weights
 from calotype.core.weight_source import WeightSource
 from calotype.denoisers.base import Conditioning
-from calotype.denoisers.sd3 import SD3Config, SD3Denoiser
+from calotype.denoisers.sd3 import SD3Denoiser
+from calotype.denoisers.sd3_config import SD3Config
 from calotype.denoisers.sd3_keys import sd3_key_map
 from calotype.denoisers.shapes import PREFIXES, Shapes
 from calotype.schedulers import flow_schedule

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
+from calotype.core.attention.approximate import SlidingTileAttention
 from calotype.core.attention.registry import attention_selector
 from calotype.core.copies import moved
 from calotype.core.loading import build_on_meta, load_weights
@@ -305,3 +306,22 @@ def test_configs_that_make_no_model_are_refused(entry, value):
     name = {"image_dim": "added_kv_proj_dim"}.get(entry, entry)
     with pytest.raises(ValueError, match=name):
         WanConfig.from_entries({"qk_norm": "rms_norm_across_heads", **tiny_wan.SIZES, entry: value})
+
+
+def test_attention_within_windows_of_the_clip(text_pair):
+    config, clip = text_pair.ours.config, (3, (8, 8))
+    told = conditioning(config, (4, 7), clip)
+    x = torch.randn(2, config.latent_channels, 3, 8, 8, generator=torch.Generator().manual_seed(5))
+    points = flow_schedule(2).points[:-1]
+
+    def slope(attention):
+        selector = attention_selector(attention)
+        return text_pair.ours.slope(
+            x, text_pair.ours.prepare(told, tuple(x.shape), points, attention=selector), points[0]
+        )
+
+    exact = slope(None)
+    assert error(slope(SlidingTileAttention(tile=(1, 2, 2), window=(3, 2, 2))), exact) < 1e-5
+    near = error(slope(SlidingTileAttention(tile=(1, 2, 2), window=(3, 1, 2))), exact)
+    nearest = error(slope(SlidingTileAttention(tile=(1, 2, 2), window=(1, 1, 1))), exact)
+    assert 1e-3 < near < nearest

@@ -273,7 +273,7 @@ def put(key: str, value: Any) -> Callable[[GGUFWriter], None]:
         (put("llama.rope.scaling.type", "longrope"), "scaling.type is 'longrope'; it must be none, linear or yarn"),
         (put("llama.rope.scaling.type", 3), "scaling.type is 3; it must be a word"),
         (put("llama.block_count", 1), "does not fit the model"),
-        (put("llama.block_count", 10**9), "layers is 1000000000; it must be at most 2048"),
+        (put("llama.block_count", 10**9), "llama.block_count is 1000000000; it can be at most 1024 here"),
         (put("llama.rope.freq_base", math.inf), "rope.freq_base is inf; it must be a number over 0"),
     ],
 )

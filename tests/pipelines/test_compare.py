@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -219,6 +221,30 @@ def test_qwen_image_edit_looks_at_pictures(tmp_path, monkeypatch):
     assert first_divergence(compare(smaller, theirs, layout, run)).name == "token ids: llm"
     with pytest.raises(ValueError, match="asks for one or more to look at"):
         compare(ours, theirs, layout, RUN)
+
+
+@pytest.mark.parametrize("kind", ["text", "experts", "pictures", "first and last", "beside"])
+def test_clips(wan, kind, tmp_path, monkeypatch):
+    """Of the prompt alone, and of pictures that they begin and end with."""
+    ours, theirs = wan.both(kind)
+    monkeypatch.setattr(sys.modules[type(theirs).__module__], "ftfy", SimpleNamespace(fix_text=str), raising=False)
+    layout, count = families.family_of_folder(wan.made(kind)[0]).layout, {"text": 0, "experts": 0, "first and last": 2}
+    images = tuple(drawn(tmp_path / f"{n}.png", 16, 16) for n in range(count.get(kind, 1)))
+    run = Run(prompt="a fox", width=16, height=16, num_inference_steps=3, num_frames=5, seed=4, images=images)
+    looked_at = {"pictures": ["embeddings: picture_states"], "first and last": ["embeddings: picture_states"]}
+    told = ["token ids: t5", "embeddings: states", *looked_at.get(kind, ()), *(["latents beside"] if images else ())]
+    assert same(compare(ours, theirs, layout, run)) == [*told, "sigmas", "step 0", "step 1", "step 2", "pixels"]
+    if kind in ("text", "pictures"):
+        other = dataclasses.replace(ours, denoiser=altered(ours.denoiser))
+        assert first_divergence(compare(other, theirs, layout, run), 1e-5).name == "step 0"
+    wrong = dataclasses.replace(run, images=() if images else (tmp_path / "a.png",))
+    with pytest.raises(ValueError, match="0 pictures; this pipeline makes clips that begin" if images else "alone"):
+        compare(ours, theirs, layout, wrong)
+
+
+def test_frames_of_a_model_that_makes_pictures(flux):
+    with pytest.raises(ValueError, match="num_frames is 5; this pipeline of flux makes pictures"):
+        arguments_of(flux[0], adapter_of("FluxPipeline"), dataclasses.replace(RUN, num_frames=5))
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_bad_pictures(tmp_path: Path):
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(FileNotFoundError, match="no such file"):
         open_image(tmp_path / "none.png")
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(ValueError, match=f"^{tmp_path}: a folder; a picture is given as a file$"):
         open_image(tmp_path)
     with pytest.raises(ValueError, match=r"text.png: not a picture in a known format"):
         open_image(tmp_path / "text.png")

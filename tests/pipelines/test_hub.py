@@ -112,7 +112,8 @@ def test_offline(hub: Hub, folder: Path) -> None:
 
 
 def test_what_looks_local_is_never_downloaded(hub: Hub) -> None:
-    for source in ("./owner/name", "/no/such", "a/b/c", "name", "owner/model.gguf", Path("owner/name")):
+    local = ("./no/such/folder", "../owner/name", "~/owner/name", "owner/name/", "models/flux.sft", "models/flux.GGUF")
+    for source in (*local, "./owner/name", "/no/such", "a/b/c", "name", "owner/model.gguf", Path("owner/name")):
         with pytest.raises(FileNotFoundError, match="not a hub id such as 'owner/name'; supported today are 'plate'"):
             calotype.load(source)
     assert hub.asked == []

@@ -47,6 +47,11 @@ def test_result(pipe: ImagePipeline):
     assert result.manifest.task == "text-to-image"
 
 
+def test_what_it_is_in_a_line(pipe: ImagePipeline):
+    assert repr(pipe) == "ImagePipeline(family='fake', name='fake', device='cpu', dtype='float32')"
+    assert "dtype='bfloat16'" in repr(pipe.to(dtype="bfloat16"))
+
+
 @pytest.mark.parametrize("sampler", sampler_names())
 @pytest.mark.parametrize("guidance", [None, Unguided(), ClassifierFree(2.0, batched=False, interval=(0.2, 0.9))])
 def test_call_is_decode_of_the_last_of_stream(pipe: ImagePipeline, sampler: str, guidance: Any):

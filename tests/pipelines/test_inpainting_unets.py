@@ -54,6 +54,21 @@ def test_steps_are_those_of_diffusers(models: Models, name: str, sampler: str, s
     check(ours, theirs, mine, {**other, "generator": generators(3, 4)}, repaint=MASK * OTHER_MASK)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_saved_as_the_class_for_inpainting(models: Models, name: str, tmp_path: Path) -> None:
+    """Also where the folder that it came from says another one."""
+    import diffusers
+
+    ours, _, folder = models[name]
+    kind = KINDS[name][1]
+    assert json.loads((folder / "model_index.json").read_text())["_class_name"] != kind
+    ours.save(tmp_path / "saved")
+    theirs = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "saved")
+    assert type(theirs).__name__ == kind
+    assert theirs.unet.config.in_channels == 9
+    assert calotype.load(tmp_path / "saved").masking == ours.masking
+
+
 def test_what_is_read_beside_the_latents_is_made_once(models: Models) -> None:
     """The mask by cell, and a sample of the covered picture's latents, drawn after the initial noise."""
     ours, theirs = reference(models, "sd", "euler")

@@ -4,6 +4,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from fakes import fake_pipeline
 from PIL import Image
 
 from calotype.pipelines.pictures import (
@@ -143,3 +144,19 @@ def test_the_middle():
     picture = torch.arange(12.0).reshape(1, 3, 4)
     assert centre_crop(picture, 2, 2).tolist() == [[[1, 2], [5, 6]]]
     assert torch.equal(centre_crop(picture, 4, 3), picture)
+
+
+def test_files_are_opened_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """For their pixels and their digests; as if the pictures had been given."""
+    picture, mask = Image.new("RGB", (32, 32), (9, 80, 200)), Image.new("L", (32, 32), 255)
+    files = {"image": tmp_path / "a.png", "mask_image": tmp_path / "m.png"}
+    picture.save(files["image"])
+    mask.save(files["mask_image"])
+    opened, open_file = list[str](), Image.open
+    monkeypatch.setattr(Image, "open", lambda path: [opened.append(Path(path).name), open_file(path)][1])
+    pipe = fake_pipeline()
+    made = pipe("a", image=[str(files["image"])], mask_image=files["mask_image"], strength=0.5, seed=1)
+    assert sorted(opened) == ["a.png", "m.png"]
+    given = pipe("a", image=picture, mask_image=mask, strength=0.5, seed=1)
+    assert torch.equal(made.latents, given.latents)
+    assert made.manifest == given.manifest

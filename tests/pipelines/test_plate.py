@@ -189,6 +189,7 @@ def test_damaged_weights(plate_folder: Path, tmp_path: Path, file: str, damage: 
         ({"text": {"layer": 9}}, "layer is 9; the language model has layers 0 to 3"),
         ({"vae": {"latent_channels": 4}}, "does not fit the model"),
         ({"denoiser": {"width": "wide"}}, "config's denoiser has width 'wide'; it must be of type <class 'int'>"),
+        ({"denoiser": {"layers": 10**9}}, "config.json: denoiser.layers is 1000000000; it can be at most 1024 here"),
         ({"denoiser": {"width": 0}}, r"config.json: config's denoiser has width 0; it must be more than 0"),
         ({"denoiser": {"frame_offset": -1}}, r"config.json: .* frame_offset -1; it must be 0 or more"),
         (

@@ -55,6 +55,14 @@ def test_saving_numbers_several(tmp_path: Path):
     assert open_image(paths[3]).tobytes() == make(12).images[3].tobytes()
 
 
+@pytest.mark.parametrize("path", [3, None, b"fox.png"])
+def test_what_is_no_name_of_a_file(path: object):
+    with pytest.raises(ValueError, match=r"^path is .*; it must be the name of a file, such as 'fox\.png'$"):
+        make(1).save(path)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^path is .*; it must be the name of a file"):
+        make(1).save_grid(path)  # type: ignore[arg-type]
+
+
 def test_every_target_is_checked_before_the_first_is_written(tmp_path: Path):
     (tmp_path / "fox-2.png").mkdir()
     with pytest.raises(ValueError, match=r"fox-2.png: exists and is not a file"):

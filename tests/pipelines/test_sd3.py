@@ -1,5 +1,6 @@
 """Stable Diffusion 3 from a diffusers folder: every stage is diffusers' own."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -10,11 +11,12 @@ from safetensors.torch import save_file
 
 import calotype
 from calotype.denoisers.guidance import ClassifierFree, Distilled, Unguided
-from calotype.denoisers.sd3 import SD3Config
+from calotype.denoisers.sd3_config import SD3Config
 from calotype.denoisers.skip_layers import SkipLayers
 from calotype.pipelines.sd3 import recipe
 
 from ..tiny_sd3 import KINDS, SIZES, in_original_layout, sd3_pipeline
+from ..tiny_text_encoders import LONG
 
 PROMPTS = ["a photo of a red fox", "two old dogs on the grass and a cat"]
 SIZE = {"height": 24, "width": 40}
@@ -191,6 +193,36 @@ def test_rows_are_alone(medium):
     for row, (prompt, seed) in enumerate(zip(PROMPTS, (7, 8), strict=True)):
         alone = ours(prompt, seed=seed, **arguments).latents
         assert error(alone, together[row : row + 1]) < 1e-5
+
+
+def test_long_prompts_in_chunks(medium):
+    """Both sides with as many chunks as they have: the model attends to all tokens, so that they are two passes."""
+    ours, _ = medium
+    clips = {role: replace(ours.encoders[role], long_prompts="chunks") for role in ("clip", "clip_2")}
+    whole = replace(ours, encoders={**ours.encoders, **clips})
+    arguments = {"num_inference_steps": 2, "output_type": "latent", "seed": 1, **SIZE}
+    made = whole(LONG, negative_prompt="a cat", guidance_scale=3.0, **arguments)
+    passes = whole(LONG, negative_prompt="a cat", guidance=ClassifierFree(3.0, batched=False), **arguments)
+    assert not any("CLIP" in line for line in made.warnings)
+    assert torch.equal(made.latents, passes.latents)
+    assert error(ours(LONG, negative_prompt="a cat", guidance_scale=3.0, **arguments).latents, made.latents) > 1e-4
+    skipping = SkipLayers(layers=(0,), start=0.0, stop=1.0, then=ClassifierFree(3.0))
+    assert torch.isfinite(whole(LONG, guidance=skipping, **arguments).latents).all()
+
+
+def test_encoders_that_read_texts_of_other_lengths(medium):
+    """The one with fewer chunks goes on with those of an empty prompt."""
+    ours, _ = medium
+    clips = {role: replace(ours.encoders[role], long_prompts="chunks") for role in ("clip", "clip_2")}
+    whole = replace(ours, encoders={**ours.encoders, **clips})
+    told = whole.encode(calotype.Request(prompt=LONG, prompt_2="a cat", **SIZE)).conditioning.positive
+    long, cat, empty = clips["clip"]([LONG]).states, clips["clip_2"](["a cat"]).states, clips["clip_2"]([""]).states
+    width = long.shape[2] + cat.shape[2]
+    expected = torch.cat((long, torch.cat((cat, empty), dim=1)), dim=2)
+    assert torch.equal(told.states[:, : long.shape[1], :width], expected)
+    assert told.lengths.tolist() == [told.states.shape[1]]
+    with pytest.raises(ValueError, match="the prompts of one run must have texts of the same length"):
+        whole([LONG, "a cat"], num_inference_steps=1, **SIZE)
 
 
 def test_a_model_without_t5_says_so(plain, medium):

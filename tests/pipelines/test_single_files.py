@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import calotype
 from calotype.denoisers.flux import FluxConfig
+from calotype.denoisers.sd3_config import MARKS as SD3_MARKS
 from calotype.pipelines.flux import SCHEDULERS
 from calotype.vae.kl_config import FLUX_1
 
@@ -89,6 +90,24 @@ def test_a_folder_with_another_denoiser(model: Model, tmp_path: Path) -> None:
     assert not torch.equal(pipe(**RUN).latents, model.latents)
     same = calotype.load(model.folder, denoiser=model.folder / "transformer")
     assert torch.equal(same(**RUN).latents, model.latents)
+
+
+def test_the_denoiser_of_another_family_is_named(model: Model, tmp_path: Path) -> None:
+    """By the names in it, with the class that its folder says."""
+    folder = tmp_path / "transformer"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"_class_name": "SD3Transformer2DModel", "patch_size": 2}))
+    _, names = SD3_MARKS.layouts
+    file = model.write(folder / "diffusion_pytorch_model.safetensors", {name: torch.zeros(2, 2) for name in names})
+    wanted = "; the denoiser of FLUX.1 is wanted"
+    message = f"^{folder} holds the denoiser of Stable Diffusion 3 \\(SD3Transformer2DModel\\){wanted}$"
+    with pytest.raises(ValueError, match=message):
+        calotype.load(model.folder, denoiser=folder)
+    with pytest.raises(ValueError, match=f"^{file} holds the denoiser of Stable Diffusion 3{wanted}$"):
+        calotype.load(model.folder, denoiser=file)
+    other = model.write(tmp_path / "x.safetensors", {"controlnet_x_embedder.weight": torch.zeros(2, 2)})
+    with pytest.raises(ValueError, match=f"^{other} holds a ControlNet{wanted}$"):
+        calotype.load(model.folder, denoiser=other)
 
 
 def test_missing_parts_are_listed(model: Model) -> None:
@@ -254,6 +273,23 @@ def test_quantised_components_are_named(model: Model, tmp_path: Path) -> None:
     entries = json.loads(config.read_text())
     config.write_text(json.dumps({**entries, "quantization_config": {"quant_method": "bitsandbytes"}}))
     with pytest.raises(ValueError, match="the weights are quantised \\(bitsandbytes\\)"):
+        calotype.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "entry", "value"),
+    [
+        ("transformer", "num_layers", 10**9),
+        ("text_encoder", "hidden_size", 10**12),
+        ("text_encoder_2", "num_layers", 10**9),
+        ("vae", "layers_per_block", 10**9),
+    ],
+)
+def test_huge_sizes_are_refused_first(model: Model, tmp_path: Path, part: str, entry: str, value: int) -> None:
+    folder = shutil.copytree(model.folder, tmp_path / "model")
+    config = folder / part / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), entry: value}))
+    with pytest.raises(ValueError, match=f"^{config}: {entry} is {value}; it can be at most"):
         calotype.load(folder)
 
 

@@ -39,13 +39,13 @@ def test_parts_that_are_missing_or_do_not_fit(wan, tmp_path):
     shutil.rmtree(folder / "transformer_2")
     with pytest.raises(FileNotFoundError, match="has no folder 'transformer_2'"):
         calotype.load(folder)
-    shutil.copytree(wan.made("pictures")[0] / "transformer", folder / "transformer", dirs_exist_ok=True)
     index = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps({**index, "boundary_ratio": None}))
-    with pytest.raises(FileNotFoundError, match="has no folder 'image_encoder'"):
-        calotype.load(folder)
     (folder / "model_index.json").write_text(json.dumps({**index, "boundary_ratio": 3}))
     with pytest.raises(ValueError, match="boundary_ratio is 3; it must be a number from 0 to 1"):
+        calotype.load(folder)
+    shutil.copytree(wan.made("pictures")[0] / "transformer", folder / "transformer", dirs_exist_ok=True)
+    (folder / "model_index.json").write_text(json.dumps({**index, "boundary_ratio": None}))
+    with pytest.raises(FileNotFoundError, match="has no folder 'image_encoder'"):
         calotype.load(folder)
 
 
@@ -91,6 +91,35 @@ def test_a_file_of_the_denoiser(kind, tmp_path):
     names = {component.name for component in found.components}
     assert names >= {"transformer", "vae", "text_encoder"} and found.missing == ()
     assert ("transformer_2" in names) == (kind == "beside")
+    lacks = calotype.pipelines.inspection.inspect_model(tmp_path / "wan.safetensors").missing
+    wanted = "the picture encoder (encoders=a folder in diffusers' layout that has one)"
+    assert (wanted in lacks) == (kind == "pictures")
+
+
+@pytest.mark.parametrize("kind", ["text", "first and last"])
+def test_replay_of_clips_that_were_shown_something(wan, kind, tmp_path):
+    """The very same clip or pictures are asked for; files stand for them."""
+    ours, _ = wan.both(kind)
+    told = {"num_inference_steps": 2, "seed": 3, **SMALL}
+    if kind == "text":
+        before, last = ours("a cat", num_frames=5, **told).save(tmp_path / "before.webp")[0], "video"
+        other = ours("a boat", num_frames=5, **told).save(tmp_path / "other.webp")[0]
+        given, swapped = {"video": before}, {"video": other}
+        made = ours("a fox", strength=0.7, **told, **given)
+    else:
+        first, end = picture(16, 16), picture(16, 16, seed=1)
+        end.save(tmp_path / "end.png")
+        given, last = {"image": first, "last_image": tmp_path / "end.png"}, "last_image"
+        swapped = {"image": first, "last_image": first}
+        made = ours("a fox", num_frames=5, **told, **given)
+    (path,) = made.save(tmp_path / "made.webp")
+    again = calotype.replay(path, pipeline=ours, **given)
+    assert again.bit_equal
+    assert again.remarks == ()
+    with pytest.raises(ValueError, match=f"this is not the {last} of that run"):
+        calotype.replay(path, pipeline=ours, **swapped)
+    with pytest.raises(ValueError, match=f"run needs its {last}"):
+        calotype.replay(path, pipeline=ours, **{name: value for name, value in given.items() if name != last})
 
 
 def test_a_copy_in_another_dtype(wan):

@@ -14,7 +14,7 @@ import calotype
 from calotype.pipelines.image import ImagePipeline
 
 from ..gguf_files import write_gguf
-from ..tiny_whole import DENOISER, FAMILIES, Whole, sd, without
+from ..tiny_whole import DENOISER, FAMILIES, Whole, sd, sd2, sdxl, sdxl_refiner, without
 
 RUN: dict[str, Any] = {"prompt": "a photo of a cat", "height": 64, "width": 96, "seed": 3, "num_inference_steps": 2}
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -88,6 +88,12 @@ def test_conversions_are_those_of_diffusers(made: Made) -> None:
     if "clip" in pipe.encoders:  # of SD3 diffusers makes the projection the identity
         found["clip"] = theirs.convert_ldm_clip_checkpoint(weights, "text_encoders.clip_l.transformer.")
         found["clip"].pop("text_projection.weight", None)
+    if "clip_2" not in pipe.encoders and prefixes:  # of Stable Diffusion 2: a last layer and a projection are left out
+        model = modules(pipe)["clip"]
+        converted = theirs.convert_open_clip_checkpoint(model, weights, prefix=prefixes[0])
+        unread = (".layers.2.", "text_projection")
+        found["clip"] = {name: x for name, x in converted.items() if not any(part in name for part in unread)}
+        assert len(found["clip"]) == len(model.state_dict())
     if "t5" in pipe.encoders:
         found["t5"] = theirs.convert_sd3_t5_checkpoint_to_diffusers(weights)
     assert found.keys() == pipe.encoders.keys() - {"llm"}
@@ -103,7 +109,9 @@ def test_what_the_file_lacks_is_named(stable: Made, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="missing are the tokenizer of 'clip'") as one:
         calotype.load(stable.file)
     assert "(tokenizers={'clip': folder}); a folder in" in str(one.value)
-    assert "holds the denoiser, the text encoder 'clip' and the autoencoder of Stable Diffusion 1.5" in str(one.value)
+    assert "holds the denoiser, the text encoder 'clip' and the autoencoder of Stable Diffusion 1 or 2" in str(
+        one.value
+    )
     bare = make(without(stable.whole, "cond_stage_model.", "first_stage_model."), tmp_path / "bare")
     with pytest.raises(ValueError, match=r"holds the denoiser of .* the text encoder 'clip' .* the autoencoder"):
         calotype.load(bare.file)
@@ -156,6 +164,18 @@ def test_inspect_tells_what_is_there(made: Made, capsys: pytest.CaptureFixture[s
     assert parts["vae"]["parameters"] == sum(x.numel() for x in vae.values())
 
 
+def test_inspect_tells_of_encoders_that_not_all_of_a_family_need(tmp_path: Path) -> None:
+    """The base of Stable Diffusion XL reads the smaller CLIP, its refiner does not."""
+    from calotype.pipelines.inspection import inspect_model
+
+    whole = without(sdxl(), "conditioner.embedders.0.")
+    found = inspect_model(make(whole, tmp_path / "base").file).missing
+    assert "the text encoder 'clip' (encoders={'clip': folder})" in found
+    assert "the tokenizer of 'clip' (tokenizers={'clip': folder})" in found
+    found = inspect_model(make(sdxl_refiner(), tmp_path / "refiner").file).missing
+    assert found == ("the tokenizer of 'clip_2' (tokenizers={'clip_2': folder})",)
+
+
 @pytest.mark.parametrize("reshaped", [False, True])
 def test_gguf(made: Made, tmp_path: Path, reshaped: bool) -> None:
     """As city96 writes it: the denoiser alone, without a prefix; of UNets, what has rows that are no whole blocks in
@@ -170,6 +190,20 @@ def test_gguf(made: Made, tmp_path: Path, reshaped: bool) -> None:
     rest: dict[str, Any] = {"encoders": made.folder, "vae": made.folder}
     one, other = (calotype.load(each, **rest)(**RUN).latents for each in (file, file.with_suffix(".safetensors")))
     assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "prediction", "side"),
+    [("v2-1_768", "v_prediction", 96), ("my-model", "v_prediction", 96), ("v2-1_512", "epsilon", 64)],
+)
+def test_names_tell_what_a_file_of_stable_diffusion_2_predicts(
+    tmp_path: Path, name: str, prediction: str, side: int
+) -> None:
+    made = make(sd2(), tmp_path / name)
+    pipe = calotype.load(made.file, tokenizers=made.folder)
+    assert pipe.denoiser.prediction == prediction
+    assert (pipe.recipe.width, pipe.recipe.height) == (2 * side, 2 * side)
+    assert pipe.recipe.sampler.name == ("ddim" if prediction == "v_prediction" else "pndm")
 
 
 def test_a_file_of_an_inpainting_model(tmp_path: Path) -> None:

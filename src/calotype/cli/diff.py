@@ -35,10 +35,12 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a picture to look at, for models that edit (again for more of them), or that a refiner starts from",
+        help="a picture to look at, for models that edit (again for more of them), that a refiner starts from, or that "
+        "a clip begins with (again: ends with)",
     )
     parser.add_argument("--size", type=size, metavar="WxH", help="pixels (default: the model's own)")
     parser.add_argument("--steps", type=count, help="denoising steps (default: the model's own)")
+    parser.add_argument("--frames", type=count, help="of a clip (default: the model's own)")
     parser.add_argument("--seed", type=int, default=0, help="default 0")
     parser.add_argument(
         "--tolerance", type=float, default=1e-4, help="relative difference that a stage may have (default 1e-4)"
@@ -60,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
         width=width,
         height=height,
         num_inference_steps=options.steps,
+        num_frames=options.frames,
         seed=options.seed,
         images=tuple(options.image),
     )

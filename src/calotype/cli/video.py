@@ -34,7 +34,7 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     )
     add_making_options(parser, "clip")
     parser.add_argument("--frames", type=count, help="how many frames (default: the model's own)")
-    parser.add_argument("--fps", type=float, help="frames a second, in the file (default: the model's own)")
+    parser.add_argument("--fps", type=float, help="frames a second (default: the model's own)")
     parser.add_argument("--image", type=Path, metavar="FILE", help="begin with this picture")
     parser.add_argument("--last-image", type=Path, metavar="FILE", help="end with this picture")
     parser.add_argument("--video", type=Path, metavar="FILE", help="start from this clip")
@@ -65,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
     pipe = _loaded(options)
     if options.fps is None:
         check_clip_target(target, fps=pipe.recipe.fps)
+    elif "frame_rate" in pipe.family.arguments:  # the model is told it, too
+        own["frame_rate"] = options.fps
     result = pipe(prompt, **cast(Any, asked(options) | own), progress=sys.stderr.isatty())
     for line in result.warnings:
         warn(line)

@@ -1,0 +1,355 @@
+"""Causal few-step video: chunks, their steps and frames, clips that go on, and what files say of it."""
+
+import copy
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+from causal_reference import SIGMAS, four_steps, padded
+from fakes import fake_clip_pipeline, fake_pipeline
+from parity import error
+from safetensors.torch import save_file
+
+import calotype
+from calotype import Chunks, Request, State
+from calotype.denoisers.causal_wan import CausalWan
+from calotype.denoisers.guidance import ClassifierFree
+from calotype.denoisers.wan import WanDenoiser
+from calotype.pipelines.base import Cancelled
+from calotype.pipelines.finite import NonFiniteError
+from calotype.pipelines.manifest import Manifest
+from calotype.pipelines.replay import Arguments
+
+from ..tiny_causal import causal_folder
+from ..tiny_wan import in_original_layout
+from ..tiny_wan_pipeline import picture, wan_pipeline
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+PROMPTS = ["a photo of a red fox", "two old dogs on the grass &amp; a  cat"]
+SMALL = {"height": 16, "width": 16}
+ALONE = Chunks(frames=2, independent_first_frame=True)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Ours, diffusers' network, and the folder; 4 frames a group, 2 latent frames a chunk: 5, 13, 21 frames."""
+    folder = tmp_path_factory.mktemp("causal") / "model"
+    theirs = causal_folder(folder, num_frames_per_block=2)
+    return SimpleNamespace(folder=folder, network=theirs.transformer, ours=calotype.load(folder))
+
+
+@pytest.fixture(scope="module")
+def ours(made):
+    return made.ours
+
+
+def written_out(network, pipe, encoded, seeds, begin):
+    told = encoded.conditioning.positive
+    lengths = pipe.denoiser.chunks.lengths(encoded.shape[2])
+    return four_steps(network, padded(told), seeds, begin, lengths, pipe.denoiser.chunks)
+
+
+def compare(network, pipe, request, seeds, begin):
+    encoded = pipe.encode(request)
+    steps, wanted = list(pipe.denoise(encoded)), written_out(network, pipe, encoded, seeds, begin)
+    assert len(steps) == len(wanted)
+    for number, (step, (latents, denoised)) in enumerate(zip(steps, wanted, strict=True)):
+        assert (step.index, step.total, step.chunk) == (number, len(wanted), number // 4)
+        assert step.sigma == pytest.approx((*SIGMAS[1:], 0.0)[number % 4])
+        assert error(step.latents, latents) < 1e-5
+        assert error(step.denoised, denoised) < 1e-5
+    return steps[-1]
+
+
+@pytest.mark.parametrize(
+    "chunks", [None, ALONE, Chunks(frames=2, window=4), Chunks(frames=1, window=4, sink=2), Chunks(frames=3)]
+)
+@torch.no_grad()
+def test_steps_are_those_that_are_written_out(made, ours, chunks):
+    pipe = ours if chunks is None else calotype.causal(ours, chunks)
+    request = Request(prompt=PROMPTS, num_frames=21, seed=[5, 9], **SMALL)
+    compare(made.network, pipe, request, (5, 9), torch.zeros(2, 4, 0, 4, 4))
+
+
+@torch.no_grad()
+def test_a_clip_goes_on(made, ours):
+    """Its latents are the first ones of the result, and its chunks are seen by those that are made."""
+    frames = numpy.random.default_rng(0).integers(0, 256, (13, 16, 24, 3), dtype=numpy.uint8)
+    pixels = torch.from_numpy(frames).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
+    begin = ours.vae.encode(pixels)
+    last = compare(made.network, ours, Request(prompt="a cat", num_frames=25, video=frames, seed=5), (5,), begin)
+    assert torch.equal(last.latents[:, :, :4], begin)
+    result = ours.decode(last)
+    assert [len(clip) for clip in result.videos] == [25]
+    assert result.warnings == ("num_frames 25: the model makes 29, of which the first 25 are returned",)
+    assert (result.manifest.task, result.manifest.strength) == ("video-to-video", None)
+    streamed = list(ours.stream_frames("a cat", num_frames=25, video=frames, seed=5, output_type="np"))
+    whole = ours("a cat", num_frames=25, video=frames, seed=5, output_type="np")
+    assert numpy.array_equal(numpy.concatenate(streamed, axis=1), whole.videos)
+
+
+@torch.no_grad()
+def test_a_clip_begins_with_a_picture(made, ours):
+    pipe, first = calotype.causal(ours, ALONE), picture(16, 16)
+    request = Request(prompt="a cat", num_frames=17, image=first, seed=5, **SMALL)
+    pixels = torch.from_numpy(numpy.array(first)).permute(2, 0, 1)[None, :, None].float() / 127.5 - 1
+    begin = pipe.vae.encode(pixels)
+    last = compare(made.network, pipe, request, (5,), begin)
+    assert error(last.latents[:, :, :1], begin) < 1e-6
+    assert pipe("a cat", image=picture(30, 19), num_frames=9, seed=5, **SMALL).warnings == (
+        "image: 30x19 is resized to 16x16",
+    )
+
+
+@pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
+def test_streamed_frames_are_the_whole(ours, output_type):
+    told = {"prompt": PROMPTS, "num_frames": 11, "seed": 3, "output_type": output_type, **SMALL}
+    whole, steps = ours(**told), list(ours.stream(**told))
+    assert torch.equal(whole.latents, steps[-1].latents)
+    assert whole.warnings == ("num_frames 11: the model makes 13, of which the first 11 are returned",)
+    streamed = list(ours.stream_frames(**told))
+    if output_type == "pil":
+        for row, clip in enumerate(whole.videos):
+            frames = [frame for group in streamed for frame in group[row]]
+            assert len(frames) == 11
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(frames, clip, strict=True))
+        return
+    assert [group.shape[1] for group in streamed] == [1, 4, 4, 2]
+    joined = torch.cat([torch.as_tensor(group) for group in streamed], dim=1)
+    assert torch.equal(joined, torch.as_tensor(whole.videos))
+    assert torch.equal(torch.as_tensor(ours.decode(steps[-1]).videos), joined)
+
+
+def test_frames_come_before_the_next_chunk_is_begun(ours, monkeypatch):
+    seen, slope = [], CausalWan.slope
+
+    def counted(self, x, prepared, point):
+        seen.append(point.index)
+        return slope(self, x, prepared, point)
+
+    monkeypatch.setattr(CausalWan, "slope", counted)
+    counts = [len(seen) for _ in ours.stream_frames("a cat", num_frames=21, seed=3, **SMALL)]
+    assert counts == [4, 4, 8, 8, 12, 12]
+
+
+def test_a_step_decodes_to_the_clip_so_far(ours):
+    steps = list(ours.stream("a cat", num_frames=13, seed=3, output_type="np", **SMALL))
+    assert [step.latents.shape[2] for step in steps] == [2] * 4 + [4] * 4
+    so_far, whole = ours.decode(steps[3]), ours.decode(steps[-1])
+    assert so_far.videos.shape == (1, 5, 16, 16, 3)
+    assert numpy.array_equal(so_far.videos, whole.videos[:, :5])
+
+
+def test_a_longer_clip_begins_as_a_shorter_one(ours):
+    told = {"prompt": "a cat", "seed": 3, "output_type": "latent", **SMALL}
+    short, long = (ours(num_frames=count, **told).latents for count in (13, 21))
+    assert torch.equal(long[:, :, :4], short)
+
+
+def test_a_window_as_long_as_the_clip_changes_nothing(ours):
+    told = {"prompt": PROMPTS, "num_frames": 21, "seed": 3, "output_type": "latent", **SMALL}
+    expected = ours(**told).latents
+    for window, equal in ((6, True), (50, True), (4, False)):
+        pipe = calotype.causal(ours, Chunks(frames=2, window=window))
+        assert torch.equal(pipe(**told).latents, expected) is equal
+
+
+@pytest.mark.parametrize("sampler", [None, "dpmpp_2m"])
+def test_runs_resume_after_any_step(ours, sampler):
+    frames = numpy.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), dtype=numpy.uint8)
+    encoded = ours.encode(Request(prompt=PROMPTS, num_frames=21, video=frames, seed=1, sampler=sampler))
+    steps = list(ours.denoise(encoded))
+    assert len(steps) == 8
+    for step in steps:
+        state = State.from_tensors(step.state.to_tensors())
+        again = list(ours.denoise(encoded, resume=state))
+        assert torch.equal(again[-1].latents, steps[-1].latents)
+        assert [each.index for each in again] == list(range(step.index + 1, 8)) or step.index == 7
+    for state, message in (
+        (dataclasses.replace(steps[0].state, index=9), "saved after step 9, this run has 8 steps"),
+        (dataclasses.replace(steps[0].state, index=5), r"latents \(2, 4, 4, 4, 4\), this run has \(2, 4, 6, 4, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ours.denoise(encoded, resume=state)
+
+
+def test_cancelling_decodes_nothing(ours, monkeypatch):
+    told = {"num_frames": 13, "seed": 0, **SMALL}
+    cancel = threading.Event()
+    frames = ours.stream_frames("a cat", cancel=cancel, **told)
+    next(frames)
+    cancel.set()
+    with pytest.raises(Cancelled, match="after step 4 of 8"):
+        next(frames)
+    monkeypatch.setattr(type(ours.vae), "stream_stretches", None)
+    cancel = threading.Event()
+    with pytest.raises(Cancelled, match="after step 5 of 8") as caught:
+        ours("a cat", cancel=cancel, on_step=lambda step: step.chunk == 1 and cancel.set(), **told)
+    assert caught.value.step.chunk == 1
+
+
+def test_rows_are_alone(ours):
+    told = {"num_frames": 13, "output_type": "latent", **SMALL}
+    together = ours(PROMPTS, seed=[7, 8], num_videos_per_prompt=1, **told)
+    assert together.seeds == (7, 8)
+    for row, prompt in enumerate(PROMPTS):
+        alone = ours(prompt, seed=7 + row, **told).latents
+        assert error(alone, together.latents[row : row + 1]) < 1e-5
+
+
+def test_precomputed_conditioning_and_given_noise(ours):
+    told = {"num_frames": 13, "seed": 1, "output_type": "latent", **SMALL}
+    encoded = ours.encode(Request(prompt=PROMPTS, **told))
+    expected = ours(PROMPTS, **told).latents
+    assert torch.equal(ours(conditioning=encoded.conditioning, **told).latents, expected)
+    noise = torch.randn(1, 4, 4, 4, 4)
+    first, second = (ours("a cat", latents=noise, **{**told, "seed": seed}).latents for seed in (1, 1))
+    assert torch.equal(first, second)
+    assert not torch.equal(ours("a cat", latents=noise.flip(2), **told).latents, first)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 5, 6, 14])
+def test_any_number_of_frames(ours, frames):
+    result = ours("a cat", num_frames=frames, num_inference_steps=1, seed=1, output_type="np", **SMALL)
+    assert result.videos.shape == (1, frames, 16, 16, 3)
+    assert result.warnings[-1] == "num_inference_steps 1: this model was made for 4"
+    assert len(result.warnings) == 1 + (frames % 8 != 5)
+
+
+def test_a_block_that_is_not_finite_is_named(ours):
+    """The second chunk's, whose first chunk was remembered whole."""
+    original = CausalWan.slope
+
+    class Broken(CausalWan):
+        def slope(self, x, prepared, point):
+            if prepared.memory.num_frames and point.sigma < 0.9:
+                next(self.network.blocks[1].parameters()).data.fill_(torch.nan)
+            return original(self, x, prepared, point)
+
+    broken = dataclasses.replace(
+        ours, denoiser=Broken(network=copy.deepcopy(ours.denoiser.network), chunks=ours.denoiser.chunks)
+    )
+    with pytest.raises(NonFiniteError, match=r"block 1 of 2") as caught:
+        broken(PROMPTS[0], num_frames=13, seed=1, **SMALL)
+    assert (caught.value.step, caught.value.total) == (6, 8)
+
+
+def test_two_threads_on_one_pipeline(ours):
+    calls = [{"prompt": PROMPTS[0], "seed": 1, "num_frames": 13}, {"prompt": PROMPTS[1], "seed": 2, "num_frames": 5}]
+    told = {"output_type": "np", "progress": False, **SMALL}
+    expected = [ours(**told, **call).videos for call in calls]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda call: ours(**told, **call).videos, calls))
+    assert all(numpy.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_the_manifest_makes_it_again(ours):
+    frames = numpy.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), dtype=numpy.uint8)
+    first = ours("a cat", num_frames=12, video=frames, seed=3, max_sequence_length=9)
+    manifest = Manifest.from_json(first.manifest.to_json())
+    assert manifest.sampler == {"type": "LCM", "timestep_scaling": None}
+    assert manifest.extra == {"num_frames": 12, "max_sequence_length": 9}
+    arguments = Arguments.of(manifest, image=None, mask_image=None, video=frames)
+    assert torch.equal(arguments.run(ours, progress=False).latents, first.latents)
+
+
+def test_a_folder_is_told_by_its_classes(made, ours, tmp_path):
+    assert ours.denoiser.chunks == Chunks(frames=2)
+    assert (ours.recipe.num_inference_steps, ours.recipe.num_frames, ours.looking) == (4, 81, None)
+    told = {"num_frames": 13, "seed": 3, "output_type": "latent", **SMALL}
+    ours.save(tmp_path / "saved")
+    again = calotype.load(tmp_path / "saved")
+    assert (again.family, again.recipe, again.denoiser.config) == (ours.family, ours.recipe, ours.denoiser.config)
+    assert torch.equal(again("a cat", **told).latents, ours("a cat", **told).latents)
+    lean = calotype.load(made.folder, offload="blocks")
+    assert torch.equal(lean("a cat", **told).latents, ours("a cat", **told).latents)
+    half = ours.to(dtype="bfloat16")
+    assert half.denoiser.network.image_in.weight.dtype is torch.bfloat16
+    assert half("a cat", **told).latents.isfinite().all()
+
+
+def test_a_file_is_told_by_its_name(tmp_path):
+    """Also in a folder with another scheduler; what is saved of it is told by its config."""
+    theirs = wan_pipeline(tmp_path / "model", num_attention_heads=1, attention_head_dim=128, eps=1e-6)
+    weights, told = in_original_layout(theirs.transformer.state_dict()), {"num_frames": 9, "seed": 1, **SMALL}
+    for name, kind in (("Self-Forcing-DMD-1.3B.safetensors", CausalWan), ("wan.safetensors", WanDenoiser)):
+        save_file(weights, tmp_path / name)
+        pipe = calotype.load(tmp_path / "model", denoiser=tmp_path / name)
+        assert isinstance(pipe.denoiser, kind)
+        if kind is CausalWan:
+            assert (pipe.denoiser.chunks, pipe.family.scheduler.shift) == (Chunks(), 5.0)
+            pipe.save(tmp_path / "saved")
+            again = calotype.load(tmp_path / "saved")
+            assert torch.equal(again("a cat", **told).latents, pipe("a cat", **told).latents)
+
+
+def test_wan_becomes_causal(wan, tmp_path):
+    """The weights are shared; the folder that is saved says what was chosen."""
+    plain, _ = wan.both("text")
+    pipe = calotype.causal(plain, Chunks(frames=2, window=4, sink=1), shift=4.0)
+    assert pipe.denoiser.network is plain.denoiser
+    told = {"num_frames": 13, "seed": 3, "output_type": "latent", **SMALL}
+    pipe.save(tmp_path / "saved")
+    again = calotype.load(tmp_path / "saved")
+    assert (again.family, again.denoiser.config) == (pipe.family, pipe.denoiser.config)
+    assert torch.equal(again("a cat", **told).latents, pipe("a cat", **told).latents)
+    assert calotype.causal(again).family.scheduler.shift == 4.0
+    for kind, message in (
+        ("experts", "has a Experts; clips are made chunk by chunk by"),
+        ("pictures", "reads pictures"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            calotype.causal(wan.both(kind)[0])
+
+
+def test_frames_of_other_models_stream_too(wan):
+    ours, _ = wan.both("text")
+    told = {"num_frames": 7, "num_inference_steps": 2, "seed": 3, "output_type": "np", **SMALL}
+    whole = ours("a cat", **told)
+    assert numpy.array_equal(numpy.concatenate(list(ours.stream_frames("a cat", **told)), axis=1), whole.videos)
+    clip = fake_clip_pipeline()
+    (frames,) = clip.stream_frames("a cat", seed=1, output_type="np")
+    assert numpy.array_equal(frames, clip("a cat", seed=1, output_type="np").videos)
+    with pytest.raises(ValueError, match="makes pictures, not clips"):
+        fake_pipeline().stream_frames("a cat")
+    with pytest.raises(ValueError, match="output_type is 'latent', which decodes no frames"):
+        ours.stream_frames("a cat", output_type="latent")
+
+
+VIDEO = numpy.zeros((5, 16, 16, 3), dtype=numpy.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"guidance_scale": 3.0}, "guidance_scale is 3.0; this model runs without guidance"),
+        ({"guidance": ClassifierFree(2.0)}, "this model runs without guidance"),
+        ({"schedule": calotype.flow_schedule(4).between(0, 2)}, "schedule ends at sigma 0.5; chunks must be finished"),
+        ({"image": picture(8, 8)}, "image: wan does not use this argument"),
+        ({"video": VIDEO, "strength": 0.5}, "strength: wan does not use this argument"),
+        ({"video": VIDEO[:4]}, "video has 4 frames; this model goes on from whole chunks, such as 5 frames"),
+        ({"video": numpy.concatenate((VIDEO, VIDEO))}, "video has 10 frames; .*, such as 5 or 13 frames"),
+        ({"video": VIDEO, "num_frames": 5}, "num_frames is 5, with the 5 of video; it must be more than 5"),
+        ({"video": VIDEO, "width": 32}, "video is 16x16 and 32x16 was asked for"),
+        ({"num_frames": 0}, "num_frames is 0; it must be from 1 to 1000"),
+        ({"latents": torch.zeros(1, 4, 3, 4, 4)}, r"latents have shape \(1, 4, 3, 4, 4\); this request needs"),
+    ],
+)
+def test_mistakes(ours, arguments, message):
+    size = {} if "video" in arguments and "width" not in arguments else SMALL
+    size = {name: value for name, value in size.items() if name not in arguments}
+    with pytest.raises(ValueError, match=message):
+        ours("a cat", **{"num_frames": 9, "seed": 1, **size, **arguments})
+
+
+def test_a_picture_alone_is_no_clip(ours):
+    pipe = calotype.causal(ours, ALONE)
+    with pytest.raises(ValueError, match="num_frames is 1, with the 1 of image; it must be more than 1"):
+        pipe("a cat", image=picture(16, 16), num_frames=1, **SMALL)
+    with pytest.raises(ValueError, match="give one"):
+        pipe("a cat", image=picture(16, 16), video=VIDEO, **SMALL)
