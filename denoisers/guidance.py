@@ -126,7 +126,7 @@ class ClassifierFree:
             raise ValueError(f"guidance scale is {self.scale}; it must be a finite number")
         if not 0.0 <= self.rescale <= 1.0:
             raise ValueError(f"guidance rescale is {self.rescale}; it must be from 0 to 1")
-        if len(self.interval) != 2 or not all(0.0 <= end <= 1.0 for end in self.interval):
+        if len(self.interval) != 2 or not all(_is_share(end) for end in self.interval):
             raise ValueError(f"guidance interval is {self.interval}; it takes a start and an end, each from 0 to 1")
 
     @property
@@ -249,3 +249,7 @@ def _forward(denoiser: Denoiser[P], conditioning: Conditioning, run: Run, points
 
 def _are_taken_together(denoiser: object, first: Conditioning, second: Conditioning) -> bool:
     return not isinstance(denoiser, UnmaskedDenoiser) or denoiser.takes_together(first, second)
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1

@@ -134,10 +134,14 @@ def check_names(given: Mapping[str, object], used: Collection[str], family: str)
             continue
         if name in PUBLIC_ARGUMENTS:
             raise ValueError(f"{name}: {family} does not use this argument; it takes {', '.join(sorted(used))}")
-        raise ValueError(f"{name}: unknown argument; did you mean {nearest(name, used)}?")
+        like = nearest(name, used)
+        told = f"did you mean {like}?" if like else f"there are {', '.join(sorted(used))}"
+        raise ValueError(f"{name}: unknown argument; {told}")
 
 
-def nearest(name: str, known: Collection[str]) -> str:
-    """The known name that is most like `name`: one that contains it, else the one with the most letters in common."""
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The known name that is most like `name`, one that contains it or has most letters in common; None where none is
+    like it."""
     containing = sorted((option for option in known if name in option), key=len)
-    return containing[0] if containing else difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return next(iter((*containing, *close)), None)

@@ -88,5 +88,5 @@ def check_latents(latents: Tensor, channels: int, shape: tuple[int, ...] | None,
 
 
 def _shown(value: object) -> str:
-    text = type(value).__name__ if isinstance(value, Tensor) else repr(value)
-    return " ".join(text.split())[:80]
+    text = " ".join(repr(value).split())
+    return type(value).__name__ if isinstance(value, Tensor) or "tensor(" in text else text[:80]

@@ -88,7 +88,8 @@ def open_image(path: str | Path) -> "Image":
     if source.is_dir():
         raise ValueError(f"{source}: a folder; a picture is given as a file")
     if not source.is_file():
-        raise FileNotFoundError(f"{source}: no such file")
+        hint = "; addresses on the web are not read" if "://" in str(path) else ""
+        raise FileNotFoundError(f"{path}: no such file{hint}")
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
             _check_pixels(image, source)

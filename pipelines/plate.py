@@ -180,7 +180,8 @@ def save_plate(pipe: ImagePipeline, folder: Path) -> None:
     save_weights(with_preview(vae, pipe.preview_projection), folder / WEIGHTS[1])
     save_weights(encoder.language_model, folder / WEIGHTS[2])
     _write(folder / "tokenizer.json", _tokenizer_text(encoder.tokenizer))
-    _write(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    digests = {"sha256": {name: file_digest(folder / name) for name in FILES if name != "config.json"}}
+    _write(folder / "config.json", json.dumps(config | digests, indent=2) + "\n")
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

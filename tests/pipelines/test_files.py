@@ -109,6 +109,8 @@ def test_bad_pictures(tmp_path: Path):
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(FileNotFoundError, match="no such file"):
         open_image(tmp_path / "none.png")
+    with pytest.raises(FileNotFoundError, match=r"addresses on the web are not read$"):
+        open_image("https://there/a.png")
     with pytest.raises(ValueError, match=f"^{tmp_path}: a folder; a picture is given as a file$"):
         open_image(tmp_path)
     with pytest.raises(ValueError, match=r"text.png: not a picture in a known format"):

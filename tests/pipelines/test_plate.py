@@ -103,6 +103,16 @@ def test_saved_and_loaded_is_bit_equal(tiny_plate: ImagePipeline, plate_folder: 
     )
 
 
+def test_a_saved_folder_that_rots_is_refused(tiny_plate: ImagePipeline, tmp_path: Path):
+    tiny_plate.save(tmp_path)
+    file = tmp_path / "denoiser.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-40:] = bytes(40)
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match=r"denoiser.safetensors is damaged: its sha256 is"):
+        load(tmp_path)
+
+
 def test_the_manifest_names_the_weights(plate_folder: Path):
     pipe = load(plate_folder)
     assert pipe.source.name == str(plate_folder.resolve())

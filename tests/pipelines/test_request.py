@@ -182,3 +182,8 @@ def test_numbers_of_numpy_and_torch():
 
 def test_nearest_prefers_names_that_contain_the_word():
     assert nearest("scale", ("seed", "guidance_scale", "false")) == "guidance_scale"
+
+
+def test_an_argument_that_is_like_none():
+    with pytest.raises(ValueError, match=r"foo: unknown argument; there are .*negative_prompt"):
+        Request.of("a", {"foo": 1}, "plate", PlainFamily().arguments)  # type: ignore[misc]

@@ -103,7 +103,7 @@ def test_a_sprite_of_a_known_size_is_that_of_pictures_and_turns_clockwise():
 
 
 def test_the_judge_accepts_true_clips(clips):
-    for clip in (*clips[:6], *clips[60:64], *clips[120:123]):
+    for clip in (clips[0], clips[60], clips[120]):
         verdict = clip_judge.judge_clip(motions.render_clip(clip), clip)
         assert verdict.right, (clip.caption, verdict.why)
         assert verdict.flicker == 0
@@ -113,7 +113,7 @@ def test_the_judge_accepts_true_clips(clips):
 def test_the_judge_rejects_another_object_motion_or_background():
     clip = clip_of("left", index=4)
     frames = motions.render_clip(clip)
-    others = (clip_of("left", index=9), clip_of("right", index=4), clip_of("still", index=4), clip_of("grow", index=4))
+    others = (clip_of("left", index=9), clip_of("right", index=4))
     for other in others:
         verdict = clip_judge.judge_clip(frames, other)
         assert not verdict.objects

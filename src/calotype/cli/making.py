@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..pipelines.arguments import ImageArguments
     from ..pipelines.image import ImagePipeline
 
-SAMPLER_HELP = "euler, heun, dpmpp_2m, euler_ancestral, ddim, pndm or lcm (default: the model's own)"
+SAMPLER_HELP = "euler, heun, dpmpp_2m, unipc, euler_ancestral, ddim, pndm or lcm (default: the model's own)"
 
 
 def add_making_options(parser: argparse.ArgumentParser, made: str) -> None:
