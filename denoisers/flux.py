@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.attention.base import FULL, AttentionSelector
+from ..core.attention.base import FULL
 from ..core.blocks.joint import JointBlock, JointConfig
 from ..core.blocks.parallel import ParallelBlock
 from ..core.key_map import KeyMap, Layout, Rule
@@ -26,15 +26,15 @@ from ..core.modulation import ShiftScaleGate
 from ..core.norms import LayerNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
 from ..core.saving import Component
-from ..core.stream import Runner, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid, thousandfold
 from .entries import rotary_axes, size, switch
-from .fitting import are_as_long, check_cells, check_guidance, check_pooled, check_states, check_unpadded
+from .fitting import check_cells, check_guidance, check_pooled, check_states, check_unpadded
 from .guidance import Run
-from .hoisting import HoistingModule, gated, ungated
+from .hoisting import gated, ungated
 from .keys import final_layer, joint_stream
+from .pairing import PairingModule
 from .patches import patchify, unpatchify
 from .saving import in_diffusers_layout
 from .shapes import Marks, Shapes, rotary_share
@@ -164,7 +164,7 @@ class FluxConfig:
         )
 
 
-class FluxDenoiser(HoistingModule):
+class FluxDenoiser(PairingModule[StagesPrepared]):
     """See the module's first lines; implements `Denoiser`, `PairingDenoiser` and `UnmaskedDenoiser`. Its conditioning
     has `pooled` text, and `guidance` where the model is guided."""
 
@@ -188,44 +188,8 @@ class FluxDenoiser(HoistingModule):
         self.final_modulation = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, token)
 
-    def prepare(
-        self,
-        conditioning: Conditioning,
-        shape: tuple[int, ...],
-        evaluations: Sequence[Point],
-        *,
-        attention: AttentionSelector,
-        runner: Runner = run_blocks,
-    ) -> StagesPrepared:
-        """Everything for latents of `shape` [B, C, 1, h, w] at these points.
-
-        Raises:
-            ValueError: latents or conditioning of a shape or kind that the model does not take.
-        """
-        run = Run(shape=shape, evaluations=evaluations, attention=attention, runner=runner)
-        return self._prepared((conditioning,), run)[0]
-
-    def prepare_both(
-        self,
-        first: Conditioning,
-        second: Conditioning,
-        shape: tuple[int, ...],
-        evaluations: Sequence[Point],
-        *,
-        attention: AttentionSelector,
-        runner: Runner = run_blocks,
-    ) -> tuple[StagesPrepared, StagesPrepared]:
-        """See `PairingDenoiser`."""
-        run = Run(shape=shape, evaluations=evaluations, attention=attention, runner=runner)
-        one, other = self._prepared((first, second), run)
-        return one, other
-
-    def takes_together(self, first: Conditioning, second: Conditioning) -> bool:
-        """See `UnmaskedDenoiser`."""
-        return are_as_long(first, second)
-
-    def _prepared(self, conditionings: Sequence[Conditioning], run: Run) -> list[StagesPrepared]:
-        """What is prepared for each conditioning of a run; weights are read once for all."""
+    def prepared_for(self, conditionings: Sequence[Conditioning], run: Run) -> list[StagesPrepared]:
+        """See `PairingModule`."""
         for conditioning in conditionings:
             self._check_fits(conditioning, run.shape)
         h = [functional.silu(self.embed(each, run.evaluations)) for each in conditionings]  # [E, B, D]

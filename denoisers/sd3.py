@@ -19,19 +19,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.attention.base import FULL, AttentionSelector
+from ..core.attention.base import FULL
 from ..core.blocks.joint import JointBlock
 from ..core.blocks.joint_variants import DualJointBlock, LastJointBlock
 from ..core.modulation import Modulation, ShiftScale
 from ..core.norms import LayerNorm
 from ..core.saving import Component
-from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
+from ..core.stream import BlockInputs, NoCache, Runner, Stream
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid
-from .fitting import are_as_long, check_cells, check_guidance, check_pooled, check_states, check_unpadded
+from .fitting import check_cells, check_guidance, check_pooled, check_states, check_unpadded
 from .guidance import Run
-from .hoisting import HoistingModule, gated, ungated
+from .hoisting import gated, ungated
+from .pairing import PairingModule
 from .patches import patchify, unpatchify
 from .saving import in_diffusers_layout
 from .sd3_config import NORM_EPS, PATCH, SD3Config
@@ -54,7 +55,7 @@ class SD3Prepared:
     places: Mapping[int, int]
 
 
-class SD3Denoiser(HoistingModule):
+class SD3Denoiser(PairingModule[SD3Prepared]):
     """See the module's first lines; implements `Denoiser`, `PairingDenoiser` and `UnmaskedDenoiser`. Its conditioning
     has `pooled` text and states without padding."""
 
@@ -78,44 +79,8 @@ class SD3Denoiser(HoistingModule):
         self.final_modulation = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, token)
 
-    def prepare(
-        self,
-        conditioning: Conditioning,
-        shape: tuple[int, ...],
-        evaluations: Sequence[Point],
-        *,
-        attention: AttentionSelector,
-        runner: Runner = run_blocks,
-    ) -> SD3Prepared:
-        """Everything for latents of `shape` [B, C, 1, h, w] at these points.
-
-        Raises:
-            ValueError: latents or conditioning of a shape or kind that the model does not take.
-        """
-        run = Run(shape=shape, evaluations=evaluations, attention=attention, runner=runner)
-        return self._prepared((conditioning,), run)[0]
-
-    def prepare_both(
-        self,
-        first: Conditioning,
-        second: Conditioning,
-        shape: tuple[int, ...],
-        evaluations: Sequence[Point],
-        *,
-        attention: AttentionSelector,
-        runner: Runner = run_blocks,
-    ) -> tuple[SD3Prepared, SD3Prepared]:
-        """See `PairingDenoiser`."""
-        run = Run(shape=shape, evaluations=evaluations, attention=attention, runner=runner)
-        one, other = self._prepared((first, second), run)
-        return one, other
-
-    def takes_together(self, first: Conditioning, second: Conditioning) -> bool:
-        """See `UnmaskedDenoiser`."""
-        return are_as_long(first, second)
-
-    def _prepared(self, conditionings: Sequence[Conditioning], run: Run) -> list[SD3Prepared]:
-        """What is prepared for each conditioning of a run; weights are read once for all."""
+    def prepared_for(self, conditionings: Sequence[Conditioning], run: Run) -> list[SD3Prepared]:
+        """See `PairingModule`."""
         for conditioning in conditionings:
             self._check_fits(conditioning, run.shape)
         h = [functional.silu(self.embed(each, run.evaluations)) for each in conditionings]  # [E, B, D]

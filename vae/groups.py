@@ -10,9 +10,26 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .frames import check_frames
+from .kl import check_floating, check_side, check_volume
 from .tiling import InParts
 
 _K = TypeVar("_K")
+
+
+def check_pixels(pixels: Tensor, downsampling: int, group: int) -> None:
+    """Refuse, with a ValueError, what is no clip [B, 3, F, H, W] of floating-point numbers, frames that are no whole
+    number of groups after the first, and sides that are no multiple of the downsampling."""
+    check_values("pixels", pixels, 3)
+    for side, length in (("height", pixels.shape[3]), ("width", pixels.shape[4])):
+        check_side(side, length, downsampling)
+    check_frames(pixels.shape[2], group)
+
+
+def check_values(name: str, x: Tensor, channels: int) -> None:
+    """Refuse, with a ValueError, what is no volume of so many channels, or not of floating-point numbers."""
+    check_volume(name, x, channels)
+    check_floating(name, x)
 
 
 def frame_groups(pixels: Tensor, group: int) -> list[Tensor]:
@@ -34,10 +51,13 @@ def walked(
         yield parts(lambda part: run(part, next(kept)), group)
 
 
-def put_together(groups: Iterable[Tensor], shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Groups of frames as one clip of `shape` [B, C, F, H, W], float32; each is let go of as soon as it is in."""
-    clip, start = torch.empty(shape, dtype=torch.float32, device=device), 0
-    for group in groups:
-        clip[:, :, start : start + group.shape[2]] = group
-        start += group.shape[2]
+def put_together(groups: Iterable[Tensor], latents: Tensor, downsampling: int, group: int) -> Tensor:
+    """Groups of frames as the one clip [B, 3, F, H, W], float32, of latents [B, C, f, h, w]; each is let go of as soon
+    as it is in."""
+    rows, _, frames, height, width = latents.shape
+    shape = (rows, 3, 1 + (frames - 1) * group, height * downsampling, width * downsampling)
+    clip, start = torch.empty(shape, dtype=torch.float32, device=latents.device), 0
+    for part in groups:
+        clip[:, :, start : start + part.shape[2]] = part
+        start += part.shape[2]
     return clip

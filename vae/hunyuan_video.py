@@ -19,8 +19,7 @@ from ..core.loading import build_on_meta, load_weights
 from ..core.naming import naming
 from ..core.saving import Component
 from ..core.shapes import Shapes
-from .frames import check_frames
-from .groups import frame_groups, put_together, walked
+from .groups import check_pixels, check_values, frame_groups, put_together, walked
 from .hunyuan_video_config import (
     CLASS_NAME,
     HunyuanVideoVAEConfig,
@@ -29,7 +28,7 @@ from .hunyuan_video_config import (
 )
 from .hunyuan_video_keys import PREFIXES, hunyuan_video_vae_key_map
 from .hunyuan_video_walk import Passage
-from .kl import autoencoder_component, check_floating, check_side, check_volume, drawn_latents, mean_and_std
+from .kl import autoencoder_component, drawn_latents, mean_and_std
 from .tiling import InParts, Tiling
 
 
@@ -79,11 +78,7 @@ class HunyuanVideoAutoencoder:
 
     def posterior(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [B, C, f, h, w], scaled, of the latents of pixels. Raises as `encode`."""
-        check_volume("pixels", pixels, 3)
-        check_floating("pixels", pixels)
-        for side, length in (("height", pixels.shape[3]), ("width", pixels.shape[4])):
-            check_side(side, length, self.downsampling)
-        check_frames(pixels.shape[2], self.temporal_downsampling)
+        check_pixels(pixels, self.downsampling, self.temporal_downsampling)
         groups, encoder = frame_groups(pixels, self.temporal_downsampling), self.module.get_submodule("encoder")
 
         def run(x: Tensor, passage: Passage) -> Tensor:
@@ -95,17 +90,12 @@ class HunyuanVideoAutoencoder:
     def decode(self, latents: Tensor) -> Tensor:
         """Pixels [B, 3, F, H, W], about -1..1, of latents [B, C, f, h, w]. Raises ValueError for another shape, or
         numbers that are not floating-point."""
-        groups = self.stream_decode(latents)
-        rows, _, frames, *sides = latents.shape
-        num_frames = 1 + (frames - 1) * self.temporal_downsampling
-        shape = (rows, 3, num_frames, *(side * self.downsampling for side in sides))
-        return put_together(groups, shape, latents.device)
+        return put_together(self.stream_decode(latents), latents, self.downsampling, self.temporal_downsampling)
 
     def stream_decode(self, latents: Tensor) -> Iterator[Tensor]:
         """What `decode` gives, in groups of frames as they are ready: the first frame, then `temporal_downsampling`
         frames for each other latent frame. Raises at once what `decode` raises."""
-        check_volume("latents", latents, self.latent_channels)
-        check_floating("latents", latents)
+        check_values("latents", latents, self.latent_channels)
         return self.stream_stretches((latents,))
 
     def stream_stretches(self, stretches: Iterable[Tensor]) -> Iterator[Tensor]:

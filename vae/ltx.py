@@ -23,9 +23,8 @@ from ..core.loading import build_on_meta, load_weights
 from ..core.naming import naming
 from ..core.saving import Component
 from ..core.shapes import Shapes
-from .frames import check_frames
-from .groups import put_together
-from .kl import autoencoder_component, check_floating, check_side, check_volume, drawn_latents, mean_and_std
+from .groups import check_pixels, check_values, put_together
+from .kl import autoencoder_component, drawn_latents, mean_and_std
 from .ltx_config import CLASS_NAME, LTXVAEConfig, read_ltx_vae_config
 from .ltx_decoder import LTXDecoding
 from .ltx_keys import PREFIXES, ltx_key_map
@@ -101,10 +100,7 @@ class LTXAutoencoder:
 
     def posterior(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [B, C, f, h, w], normalised, of the latents of pixels. Raises as `encode`."""
-        _check("pixels", pixels, 3)
-        for side, length in (("height", pixels.shape[3]), ("width", pixels.shape[4])):
-            check_side(side, length, self.downsampling)
-        check_frames(pixels.shape[2], self.temporal_downsampling)
+        check_pixels(pixels, self.downsampling, self.temporal_downsampling)
         encoder = self.module.get_submodule("encoder")
         parts = InParts(tiling=self.tiling, slicing=self.slicing, unit_in=self.downsampling, unit_out=1)
         mean, std = mean_and_std(parts(lambda part: encoder(part.to(self._dtype)).float(), pixels))
@@ -114,13 +110,11 @@ class LTXAutoencoder:
     def decode(self, latents: Tensor) -> Tensor:
         """Pixels [B, 3, F, H, W], about -1..1, of latents [B, C, f, h, w]. Raises ValueError for another shape, or
         numbers that are not floating-point."""
-        frames, (rows, _, _, *sides) = self.stream_decode(latents), latents.shape
-        shape = (rows, 3, self._num_frames(latents), *(side * self.downsampling for side in sides))
-        return put_together(frames, shape, latents.device)
+        return put_together(self.stream_decode(latents), latents, self.downsampling, self.temporal_downsampling)
 
     def stream_decode(self, latents: Tensor) -> Iterator[Tensor]:
         """What `decode` gives, frame by frame as they are ready. Raises at once what `decode` raises."""
-        _check("latents", latents, self.latent_channels)
+        check_values("latents", latents, self.latent_channels)
         mean, std = self._statistics(latents.device)
         return self._decoded((latents.float() * std + mean).to(self._dtype))
 
@@ -202,8 +196,3 @@ def _build(config: LTXVAEConfig) -> nn.Module:
 
     build = cast(Callable[..., nn.Module], cast(Any, theirs).AutoencoderKLLTXVideo)
     return made(CLASS_NAME, lambda: build_on_meta(lambda: build(**config.entries())))
-
-
-def _check(name: str, x: Tensor, channels: int) -> None:
-    check_volume(name, x, channels)
-    check_floating(name, x)

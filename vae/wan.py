@@ -23,9 +23,8 @@ from ..core.naming import naming
 from ..core.saving import Component
 from ..core.shapes import Shapes
 from .causal_conv import CausalConv, with_causal_convs
-from .frames import check_frames
-from .groups import frame_groups, put_together, walked
-from .kl import autoencoder_component, check_floating, check_side, check_volume, drawn_latents, mean_and_std
+from .groups import check_pixels, check_values, frame_groups, put_together, walked
+from .kl import autoencoder_component, drawn_latents, mean_and_std
 from .tiling import InParts, Tiling
 from .wan_config import CLASS_NAME, WanVAEConfig, read_wan_vae_config, sized_wan_vae_config
 from .wan_keys import PREFIXES, wan_key_map
@@ -82,10 +81,7 @@ class WanAutoencoder:
 
     def posterior(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [B, C, f, h, w], normalised, of the latents of pixels. Raises as `encode`."""
-        _check("pixels", pixels, 3)
-        for side, length in (("height", pixels.shape[3]), ("width", pixels.shape[4])):
-            check_side(side, length, self.downsampling)
-        check_frames(pixels.shape[2], self.temporal_downsampling)
+        check_pixels(pixels, self.downsampling, self.temporal_downsampling)
         groups = frame_groups(pixels, self.temporal_downsampling)
         encoded = self._walked("encoder", self._encoded, groups, (self.downsampling, 1))
         mean, std = mean_and_std(torch.cat(list(encoded), dim=2))
@@ -95,16 +91,12 @@ class WanAutoencoder:
     def decode(self, latents: Tensor) -> Tensor:
         """Pixels [B, 3, F, H, W], about -1..1, of latents [B, C, f, h, w]. Raises ValueError for another shape, or
         numbers that are not floating-point."""
-        groups = self.stream_decode(latents)
-        rows, _, frames, *sides = latents.shape
-        num_frames = 1 + (frames - 1) * self.temporal_downsampling
-        shape = (rows, 3, num_frames, *(side * self.downsampling for side in sides))
-        return put_together(groups, shape, latents.device)
+        return put_together(self.stream_decode(latents), latents, self.downsampling, self.temporal_downsampling)
 
     def stream_decode(self, latents: Tensor) -> Iterator[Tensor]:
         """What `decode` gives, in groups of frames as they are ready: the first frame, then `temporal_downsampling`
         frames for each other latent frame. Raises at once what `decode` raises."""
-        _check("latents", latents, self.latent_channels)
+        check_values("latents", latents, self.latent_channels)
         return self.stream_stretches((latents,))
 
     def stream_stretches(self, stretches: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -218,8 +210,3 @@ def _folded(pixels: Tensor, patch: int) -> Tensor:
 def _unfolded(folded: Tensor, patch: int) -> Tensor:
     """The inverse of `_folded`."""
     return functional.pixel_shuffle(folded.transpose(1, 2).mT, patch).mT.transpose(1, 2)
-
-
-def _check(name: str, x: Tensor, channels: int) -> None:
-    check_volume(name, x, channels)
-    check_floating(name, x)

@@ -111,9 +111,13 @@ def decibels(vae: PlateVAE, random: np.random.Generator, count: int) -> float:
 
 
 def read_weights(vae: PlateVAE, path: Path) -> None:
-    """Load what this script wrote, or the bundled model's file, which holds the preview's projection too."""
-    weights = load_file(path)
-    vae.load_state_dict({name: value for name, value in weights.items() if not name.startswith("preview.")})
+    """Load `picture_weights`."""
+    vae.load_state_dict(picture_weights(path))
+
+
+def picture_weights(path: Path) -> dict[str, Tensor]:
+    """What this script wrote, or the bundled model's file without the preview's projection."""
+    return {name: value for name, value in load_file(path).items() if not name.startswith("preview.")}
 
 
 def make_optimiser(module: nn.Module, rate: float) -> torch.optim.AdamW:

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ...vae.plate import DOWNSAMPLING, Between, PlateClipVAE, PlateClipVAEConfig
-from .autoencoder import coarse_loss, energy_loss, make_optimiser, reconstruction_loss
+from .autoencoder import coarse_loss, energy_loss, make_optimiser, picture_weights, reconstruction_loss
 from .motions import GROUP, Clip, key_frames, render_clip, training_clip
 from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
 from .scenes import SIDE
@@ -113,14 +113,10 @@ def start_from(vae: PlateClipVAE, path: Path) -> None:
     Raises:
         RuntimeError: the file is of other sizes.
     """
-    weights = {name: value for name, value in load_file(path).items() if not name.startswith("preview.")}
-    tail = {
-        f"between.tail.{int(name.split('.')[1]) - vae.decoder.depth}.{name.split('.', 2)[2]}": value
-        for name, value in weights.items()
-        if name.startswith("decoder.") and int(name.split(".")[1]) >= vae.decoder.depth
-    }
     fresh = {name: value for name, value in vae.state_dict().items() if name.startswith("between.")}
-    vae.load_state_dict(fresh | tail | weights)
+    vae.load_state_dict(fresh | picture_weights(path))
+    for mine, theirs in zip(vae.between.tail, [*vae.decoder][vae.decoder.depth :], strict=True):
+        mine.load_state_dict(theirs.state_dict())
     vae.requires_grad_(False)
     vae.between.requires_grad_(True)
 

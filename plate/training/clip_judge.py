@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .evaluate import gradient_energy
 from .finder import Fit, agreement, explained_share, fit_backdrop, pooled
 from .judge import MIN_AGREEMENT, MIN_EXPLAINED
 from .motions import STEP, Actor, Clip, Pose, held_out_clip, key_frames, posed
@@ -145,13 +146,9 @@ def _edges(pictures: Array, fit: Fit, clip: Clip) -> tuple[float, float]:
             pose = actor.poses[n]
             box, ink = _box(pose), posed(actor.index, pose.size, pose.angle)
             true = np.clip(fit.whole[box] * (1 - ink[..., 3:]) + ink[..., :3], 0, 255)
-            shares[n not in keys].append(_energy(picture[box]) / max(_energy(true), 1.0))
+            shares[n not in keys].append(gradient_energy(picture[box]) / max(gradient_energy(true), 1.0))
     first, second = (float(np.mean(each)) if each else float("nan") for each in shares)
     return first, second
-
-
-def _energy(pixels: Array) -> float:
-    return float(np.square(np.diff(pixels, axis=0)).sum() + np.square(np.diff(pixels, axis=1)).sum())
 
 
 def _box(pose: Pose) -> tuple[slice, slice]:

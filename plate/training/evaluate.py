@@ -265,10 +265,11 @@ def _gradient_energies(picture: Pictures, reading: Reading, sighting: Sighting) 
     box = slice(sighting.y, sighting.y + sighting.size), slice(sighting.x, sighting.x + sighting.size)
     ink = sprite_pixels(sighting.size)[sighting.index]
     true = np.clip(reading.backdrop[box] * (1 - ink[..., 3:]) + ink[..., :3], 0, 255)
-    return _gradient_energy(picture[box].astype(np.float32)), _gradient_energy(true)
+    return gradient_energy(picture[box].astype(np.float32)), gradient_energy(true)
 
 
-def _gradient_energy(pixels: NDArray[np.float32]) -> float:
+def gradient_energy(pixels: NDArray[np.float32]) -> float:
+    """The sum of squared finite differences, across and down."""
     return float(np.square(np.diff(pixels, axis=0)).sum() + np.square(np.diff(pixels, axis=1)).sum())
 
 

@@ -9,7 +9,6 @@ middle; of two, each has its half.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .captions import background_words, has_held_out_pair, noun_of, training_sample
-from .objects import ATLAS_COLUMNS, object_names, with_article
+from .objects import object_names, with_article
 from .scenes import (
-    ATLAS_SPRITE,
     BACKGROUNDS,
     GRID,
     LARGE,
@@ -28,8 +26,10 @@ from .scenes import (
     SMALL,
     Array,
     Backdrop,
+    atlas_sprite,
     draw_backdrop,
     random_backdrop,
+    sized,
     sprite_pixels,
 )
 
@@ -142,24 +142,8 @@ def posed(index: int, size: int, angle: float) -> Array:
     """A sprite of any size, turned: premultiplied colour in 0..255 and alpha in 0..1, [size, size, 4]."""
     if angle == 0 and size in (SMALL, MEDIUM, LARGE):
         return sprite_pixels(size)[index]
-    sprite = _atlas_sprite(index)
-    if angle:
-        sprite = sprite.rotate(-angle, resample=Image.Resampling.BICUBIC)
-    pixels = np.asarray(sprite.resize((size, size), Image.Resampling.LANCZOS), dtype=np.float32).copy()
-    pixels[..., 3] /= 255
-    return pixels
-
-
-@lru_cache(maxsize=1)
-def _atlas() -> Image.Image:
-    return Image.open(Path(__file__).parent / "sprites.png").convert("RGBa")
-
-
-@lru_cache(maxsize=256)
-def _atlas_sprite(index: int) -> Image.Image:
-    row, column = divmod(index, ATLAS_COLUMNS)
-    left, top = column * ATLAS_SPRITE, row * ATLAS_SPRITE
-    return _atlas().crop((left, top, left + ATLAS_SPRITE, top + ATLAS_SPRITE))
+    sprite = atlas_sprite(index)
+    return sized(sprite.rotate(-angle, resample=Image.Resampling.BICUBIC) if angle else sprite, size)
 
 
 def poses_of(motion: Motion, x: int, y: int) -> tuple[Pose, ...]:

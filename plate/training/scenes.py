@@ -109,14 +109,26 @@ def draw_backdrop(backdrop: Backdrop) -> Array:
 @cache
 def sprite_pixels(size: int) -> Array:
     """All sprites at one size: premultiplied colour in 0..255 and alpha in 0..1, [objects, size, size, 4]."""
-    atlas = Image.open(Path(__file__).parent / "sprites.png").convert("RGBa")
-    sprites = np.empty((len(object_names()), size, size, 4), np.float32)
-    for index in range(len(sprites)):
-        row, column = divmod(index, ATLAS_COLUMNS)
-        box = (column * ATLAS_SPRITE, row * ATLAS_SPRITE, (column + 1) * ATLAS_SPRITE, (row + 1) * ATLAS_SPRITE)
-        sprites[index] = np.asarray(atlas.crop(box).resize((size, size), Image.Resampling.LANCZOS))
-    sprites[..., 3] /= 255
-    return sprites
+    return np.stack([sized(atlas_sprite(index), size) for index in range(len(object_names()))])
+
+
+def atlas_sprite(index: int) -> Image.Image:
+    """An object's picture in the atlas, colours premultiplied."""
+    row, column = divmod(index, ATLAS_COLUMNS)
+    left, top = column * ATLAS_SPRITE, row * ATLAS_SPRITE
+    return _atlas().crop((left, top, left + ATLAS_SPRITE, top + ATLAS_SPRITE))
+
+
+def sized(sprite: Image.Image, size: int) -> Array:
+    """Premultiplied colour in 0..255 and alpha in 0..1, [size, size, 4]."""
+    pixels = np.array(sprite.resize((size, size), Image.Resampling.LANCZOS), dtype=np.float32)
+    pixels[..., 3] /= 255
+    return pixels
+
+
+@cache
+def _atlas() -> Image.Image:
+    return Image.open(Path(__file__).parent / "sprites.png").convert("RGBa")
 
 
 def _colour(colour: tuple[int, int, int]) -> Array:

@@ -122,6 +122,9 @@ def test_nothing_private_is_in_the_texts(name: str) -> None:
     assert found == [], name
 
 
+INNOCENT = (("https:", "", "example.org", "home", "page"), ("runs", "work", "x"), ("{folder}", "opt", "y"))
+
+
 @pytest.mark.parametrize(
     ("text", "private"),
     [
@@ -129,7 +132,7 @@ def test_nothing_private_is_in_the_texts(name: str) -> None:
         ("'" + "/".join(("", "opt", "tool", "bin")) + "'", True),
         ("fixed in " + " ".join(("issue", "12")), True),
         ("TODO", True),
-        ("https://example.org/home/page and runs/work/x and {folder}/opt/y", False),
+        (" and ".join("/".join(each) for each in INNOCENT), False),
         ("an issue of style", False),
     ],
 )
