@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{report['threads']} threads, {report['bandwidth'] / 1e9:.1f} GB/s of reading")
     report["fresh"] = memory_rows(options)
     report["speed"] = [speed_rows(options, dtype, report["bandwidth"]) for dtype in options.dtypes]
-    report["packed"] = [packed_rows(options, kind, report["bandwidth"]) for kind in options.packed]
+    report["packed"] = packed_rows(options, report["bandwidth"], fastest(report["speed"]))
     verdicts(report)
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -50,8 +50,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="a .gguf file, or a folder in transformers' layout")
     parser.add_argument("--against", choices=("transformers", "none"), default="none")
-    parser.add_argument("--dtypes", nargs="*", default=["float32"], help="of the weights")
-    parser.add_argument("--packed", nargs="*", default=["int8", "int4"], help="ways to pack ours")
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"], help="of the weights")
+    parser.add_argument("--packed", nargs="*", default=["int8", "int4", "w8a8"], help="ways to pack ours")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens of a repeat")
     parser.add_argument("--prefill", type=int, default=512, help="tokens of a long prompt")
     parser.add_argument("--batch", type=int, default=8, help="sequences that decode together")
@@ -86,7 +86,8 @@ class Ours:
         """What a token reads: all weights, the embedding as the head."""
         parts = [*self.model.parameters(), *self.model.buffers()]
         untied = self.model.head is not None
-        return sum(x.nbytes for x in parts if not (untied and x is self.model.embedding.weight))
+        packed = 0 if self.text.packing is None else self.text.packing.bytes_after
+        return packed + sum(x.nbytes for x in parts if not (untied and x is self.model.embedding.weight))
 
     def prefill(self, ids: list[int]) -> None:
         """Read a prompt."""
@@ -187,26 +188,44 @@ def interleaved(both: dict[str, "Ours | Theirs"], task, repeats: int) -> dict[st
     return {name: statistics.median(found[1:]) for name, found in values.items()}
 
 
+def fastest(speeds: list[dict]) -> str | None:
+    """The dtype in which transformers decoded fastest, if it ran."""
+    theirs = {row["dtype"]: row["decode tokens/s"].get("transformers", 0.0) for row in speeds}
+    best = max(theirs, key=theirs.__getitem__, default=None)
+    return best if best is not None and theirs[best] else None
+
+
 def tell(name: str, row: dict[str, float]) -> None:
     ratio = f"   ratio {row['ours'] / row['transformers']:.2f}" if "transformers" in row else ""
     print(f"  {name:<28}" + "".join(f"{side} {value:<10.1f}" for side, value in row.items()) + ratio, flush=True)
 
 
-def packed_rows(options: argparse.Namespace, kind: str, rate: float) -> dict[str, object]:
-    """Decode of packed weights, and their error."""
-    ours = Ours(options, "float32", kind)
-    ids = ours.text.tokenizer.encode(PROMPT)
-    speeds = [ours.decode(ids, options.tokens) for _ in range(options.repeats + 1)][1:]
-    report = ours.text.packing
+def packed_rows(options: argparse.Namespace, rate: float, dtype: str | None) -> list[dict[str, object]]:
+    """Decode of packed weights in turn with transformers in `dtype`, and their error: of weights, of logits."""
+    plain = Ours(options, "float32").text
+    ids = plain.tokenizer.encode(PROMPT)
+    wanted = plain.logits([ids])
+    both: dict[str, Ours | Theirs] = {kind: Ours(options, "float32", kind) for kind in options.packed}
+    theirs = {} if dtype is None else {"transformers": Theirs(options, dtype)}
+    speeds = interleaved(both | theirs, lambda side: side.decode(ids, options.tokens), options.repeats)
+    return [packed_row(kind, side, speeds, rate, (ids, wanted)) for kind, side in both.items()]
+
+
+def packed_row(
+    kind: str, side: Ours, speeds: dict[str, float], rate: float, plain: tuple[list[int], torch.Tensor]
+) -> dict[str, object]:
+    """One kind of packing; `plain` are ids and their logits without packing."""
+    ids, wanted = plain
+    report, logits = side.text.packing, side.text.logits([ids])
     assert report is not None
-    rows = {"kind": kind, "bytes": ours.bytes, "decode tokens/s": statistics.median(speeds), "error": report.mean_error}
-    floor = rate / ours.bytes
+    row = {"kind": kind, "bytes": side.bytes, "decode tokens/s": speeds[kind], "error": report.mean_error}
+    row["error of logits"] = float((logits - wanted).norm() / wanted.norm())
     print(
-        f"\n{kind}: {ours.bytes / 1e6:.0f} MB, floor {floor:.1f} tokens/s, relative error of the weights "
-        f"{report.mean_error:.4f}\n  decode tokens/s             {rows['decode tokens/s']:.1f}",
-        flush=True,
+        f"\n{kind}: {side.bytes / 1e6:.0f} MB, floor {rate / side.bytes:.1f} tokens/s, relative error of the weights "
+        f"{report.mean_error:.4f}, of logits {row['error of logits']:.3f}"
     )
-    return rows
+    tell("decode tokens/s", {"ours": speeds[kind]} | {k: v for k, v in speeds.items() if k == "transformers"})
+    return row
 
 
 def memory_rows(options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -236,7 +255,6 @@ def fresh_figures(options: argparse.Namespace) -> dict[str, float]:
 def verdicts(report: dict) -> None:
     """The ratios that matter, in one place."""
     print()
-    best = 0.0
     for rows in report["speed"]:
         decode = rows["decode tokens/s"]
         batch = next(value for name, value in rows.items() if name.startswith("decode of"))
@@ -244,9 +262,6 @@ def verdicts(report: dict) -> None:
         print(
             f"{rows['dtype']}: {share:.0%} of the floor; a batch makes {batch['ours'] / decode['ours']:.2f} x as many"
         )
-        best = max(best, decode.get("transformers", 0.0))
-    for rows in report["packed"] if best else ():
-        print(f"{rows['kind']}: {rows['decode tokens/s'] / best:.2f} x transformers' best dtype")
     if "transformers" in report["fresh"]:
         ratio = report["fresh"]["ours"]["peak_mb"] / report["fresh"]["transformers"]["peak_mb"]
         print(f"memory of a fresh process: {ratio:.2f} x transformers'")

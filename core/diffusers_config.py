@@ -78,6 +78,11 @@ def checked(key: str, value: object, kinds: Mapping[str, Kind], *, may_be_null: 
     return tuple(cast(list[object], value)) if isinstance(value, list) else value
 
 
+def listed(config: object) -> dict[str, Any]:
+    """The fields of a config, tuples as lists: as a config.json has them."""
+    return {name: list(each) if isinstance(each, tuple) else each for name, each in vars(config).items()}
+
+
 def is_size(value: object) -> bool:
     """A whole number over 0."""
     return type(value) is int and value > 0

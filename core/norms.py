@@ -36,7 +36,7 @@ class RMSNorm(nn.Module):
 
 def _is_plain(x: Tensor) -> bool:
     """Whether our own operations are faster, and allowed."""
-    return x.dtype is torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
+    return x.dtype is torch.float32 and x.is_cpu and not torch.is_grad_enabled()
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

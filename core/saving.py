@@ -113,8 +113,7 @@ def stored_again(files: Files, held: tuple[Held, ...]) -> dict[str, Weight]:
     """
     tensors = read_checkpoint(files)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    fills = {name: Fill(target=name, shape=shape, parts=(_whole(name, shape),)) for name, shape in shapes.items()}
-    source = WeightSource(tensors, fills)
+    source = WeightSource.as_stored(tensors)
     found = {
         name: _weight(name, torch.empty(shape, dtype=_kept(tensors[name].dtype, held[0].dtype), device="meta"), source)
         for name, shape in shapes.items()
@@ -195,10 +194,6 @@ def _undone(name: str, shape: Shape, uses: _Uses) -> Weight:
         return stored
 
     return Weight(shape=shape, dtype=dtype, read=read)
-
-
-def _whole(name: str, shape: Shape) -> PlacedPart:
-    return PlacedPart(source=name, operations=(), start=0, stop=shape[0] if shape else 1)
 
 
 def _kept(stored: torch.dtype, held: torch.dtype) -> torch.dtype:

@@ -53,6 +53,11 @@ class WeightSource:
             _check_kinds(weights[name].dtype, fill, tensors)
         return cls(tensors, fills)
 
+    @classmethod
+    def as_stored(cls, tensors: Mapping[str, StoredTensor]) -> Self:
+        """A source of tensors of files by their own names. Raises ValueError if a file is not what its name says."""
+        return cls(tensors, {name: _whole(name, tensor.shape) for name, tensor in tensors.items()})
+
     def __contains__(self, name: str) -> bool:
         return name in self._fills
 
@@ -153,6 +158,28 @@ def are_equal(a: StoredTensor, b: StoredTensor) -> bool:
     files = _open(a.file), _open(b.file)  # mapped as long as their parts are read
     x, y = (file.view(each).flatten().split(_VALUES_AT_ONCE) for file, each in zip(files, (a, b), strict=True))
     return all(torch.equal(one, other) for one, other in zip(x, y, strict=True))
+
+
+def first_not_finite(files: Files) -> StoredTensor | None:
+    """The first tensor of a checkpoint that holds a NaN or an infinity; read one after the other.
+
+    Raises:
+        FileNotFoundError, ValueError: the files are not there, or not what their names say.
+    """
+    tensors = read_checkpoint(files)
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.dtype.is_floating_point}
+    source = WeightSource.as_stored(floating)
+    return next((floating[name] for name in source if not _is_finite(source.read(name, dtype=torch.float32))), None)
+
+
+def _is_finite(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all())
+
+
+def _whole(name: str, shape: Shape) -> Fill:
+    """A tensor as it is stored."""
+    part = PlacedPart(source=name, operations=(), start=0, stop=shape[0] if shape else 1)
+    return Fill(target=name, shape=shape, parts=(part,))
 
 
 class _OpenFile(Protocol):

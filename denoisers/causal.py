@@ -50,24 +50,33 @@ class Chunks:
         """Frames of the first chunk."""
         return 1 if self.independent_first_frame else self.frames
 
-    def whole(self, least: int) -> int:
-        """The frames of so many whole chunks, at least one, that there are `least` frames."""
-        rest = max(least - self.first, 0)
-        return self.first + -(-rest // self.frames) * self.frames
+    def whole(self, least: int, given: int = 0) -> int:
+        """The frames of so many chunks, at least one, that there are `least` frames: whole ones after the `given`
+        frames that a clip begins with."""
+        begun = given or self.first
+        return begun + -(-max(least - begun, 0) // self.frames) * self.frames
 
-    def lengths(self, count: int) -> tuple[int, ...]:
-        """The frames of each chunk of a clip of `count` frames, which may be none.
+    def lengths(self, count: int, given: int = 0) -> tuple[int, ...]:
+        """The frames of each chunk of a clip of `count` frames, which begins with those of `begun(given)`.
 
         Raises:
-            ValueError: they are no whole chunks.
+            ValueError: the others are no whole chunks.
         """
-        if count == 0:
-            return ()
-        above = self.whole(count)
+        above = self.whole(count, given)
         if above != count:
-            near = " or ".join(str(each) for each in (above - self.frames, above) if each > 0)
-            raise ValueError(f"{count} latent frames are no whole chunks of {self.frames}; {near} are")
-        return (self.first, *(self.frames,) * ((count - self.first) // self.frames))
+            near = " or ".join(str(each) for each in (above - self.frames, above) if each > given)
+            after = f" after the first {given}" if given else ""
+            raise ValueError(f"{count} latent frames are no whole chunks of {self.frames}{after}; {near} are")
+        begun = self.begun(given) or (self.first,)
+        return (*begun, *(self.frames,) * ((count - sum(begun)) // self.frames))
+
+    def begun(self, given: int) -> tuple[int, ...]:
+        """The frames of each chunk of those that a clip begins with, which may be none: where they are no whole chunks,
+        the first is a shorter one (but for a frame that is alone), so that the last ones are as the model knows
+        them."""
+        alone = int(self.independent_first_frame and given > 0)
+        whole, short = divmod(given - alone, self.frames)
+        return (*(1,) * alone, *(short,) * (short > 0), *(self.frames,) * whole)
 
     @classmethod
     def from_entries(cls, entries: Mapping[str, Any]) -> "Chunks":

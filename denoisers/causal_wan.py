@@ -54,11 +54,7 @@ class CausalWan:
     chunks: Chunks = Chunks()  # noqa: RUF009 (immutable)
 
     def __post_init__(self) -> None:
-        config = self.network.config
-        if config.beside_channels or config.picture_width is not None:
-            raise ValueError(
-                "this denoiser reads pictures beside its latents; only text-to-video makes clips by chunks"
-            )
+        check_reads_text(self.network.config)
 
     @property
     def config(self) -> tuple[WanConfig, Chunks]:
@@ -80,7 +76,6 @@ class CausalWan:
         Raises:
             ValueError: latents or conditioning of a shape or kind that the model does not take.
         """
-        self.chunks.lengths(shape[2])
         rows, channels, frames, *sides = shape
         own = self.network.runner(runner)
         frame = (rows, channels, 1, *sides)
@@ -121,6 +116,12 @@ class CausalWan:
             prepared.chunk = dataclasses.replace(prepared.told, rotary=rotary, mask=FULL, lengths=(0, _tokens(x.shape)))
             prepared.place = place
         return prepared.chunk
+
+
+def check_reads_text(config: WanConfig) -> None:
+    """Makes sure that clips can be made chunk by chunk. ValueError for a denoiser that reads pictures."""
+    if config.beside_channels or config.picture_width is not None:
+        raise ValueError("this denoiser reads pictures beside its latents; only text-to-video makes clips by chunks")
 
 
 def _tokens(shape: Sequence[int]) -> int:

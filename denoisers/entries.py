@@ -24,6 +24,18 @@ def switch(entries: Mapping[str, Any], name: str, default: bool = False) -> bool
     return bool(_of_kind(entries, name, default, FLAG))
 
 
+def check_fixed(
+    entries: Mapping[str, Any], fixed: Mapping[str, object], default: Mapping[str, object] | None = None
+) -> None:
+    """Makes sure that entries are as in all models that can be used; one that is missing is as in `default`, or else
+    as it must be. ValueError otherwise."""
+    for name, wanted in fixed.items():
+        value: object = entries.get(name, (default or {}).get(name, wanted))
+        value = [*cast(tuple[object, ...], value)] if isinstance(value, tuple) else value
+        if value != wanted:
+            raise ValueError(f"{FILE}: {name} is {value!r}; only models where it is {wanted!r} can be used")
+
+
 def _of_kind(entries: Mapping[str, Any], name: str, default: float, kind: Kind) -> Any:
     value, (what, fits) = entries.get(name, default), kind
     if not fits(value):

@@ -94,7 +94,12 @@ def check_first_frames(found: Sequence[tuple[int, ...]], shape: tuple[int, ...])
         raise ValueError(f"references are of shapes {[*found]}; this model takes {wanted}")
 
 
-def text_mask(lengths: Tensor, num_text: int, num_before: int) -> AttentionMask:
+def text_mask(
+    lengths: Tensor, num_text: int, num_before: int, grid: tuple[int, int, int] | None = None
+) -> AttentionMask:
     """Every query sees the `num_before` picture tokens and each row's own of the `num_text` text tokens after them,
-    `lengths` [B]; no mask where no row is padded."""
-    return FULL if bool((lengths == num_text).all()) else AttentionMask(key_lengths=lengths + num_before)
+    `lengths` [B]; no mask where no row is padded. The picture tokens may be those of a clip's `grid`."""
+    are_whole = bool((lengths == num_text).all())
+    if are_whole and grid is None:
+        return FULL
+    return AttentionMask(key_lengths=None if are_whole else lengths + num_before, grid=grid)

@@ -30,7 +30,7 @@ from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid, thousandfold
 from .entries import rotary_axes, size, switch
-from .fitting import check_cells, check_guidance, check_pooled, check_states, check_unpadded
+from .fitting import are_as_long, check_cells, check_guidance, check_pooled, check_states, check_unpadded
 from .guidance import Run
 from .hoisting import gated, ungated
 from .keys import final_layer, joint_stream
@@ -220,6 +220,10 @@ class FluxDenoiser(PairingModule[StagesPrepared]):
         h = run_stages(tokens, prepared, e, [*self.blocks], [*self.single_blocks])
         h = prepared.final[e].before(self.final_norm(h))
         return unpatchify(self.output(h), x.shape, PATCH).float()
+
+    def takes_together(self, first: Conditioning, second: Conditioning) -> bool:
+        """See `UnmaskedDenoiser`."""
+        return are_as_long(first, second)
 
     def component(self) -> Component:
         """See `Saveable`."""

@@ -269,10 +269,8 @@ class Flux2Denoiser(HoistingModule):
 
     def rotary_tables(self, shape: tuple[int, ...], conditioning: Conditioning) -> Rotary:
         """Tables for picture tokens, then those of the references, then text tokens."""
-        places = [grid_positions((1, *shape[3:], 1))]
-        for k, latents in enumerate(conditioning.references, start=1):
-            places.append(grid_positions((1, *latents.shape[3:], 1), start=(REFERENCE_STEP * k, 0, 0, 0)))
-        places.append(grid_positions((1, 1, 1, conditioning.states.shape[1])))
+        picture, text = grid_positions((1, *shape[3:], 1)), grid_positions((1, 1, 1, conditioning.states.shape[1]))
+        places = (picture, *reference_places(conditioning.references), text)
         return rotary_table(self.config.rotary(), torch.cat(places).to(conditioning.states.device))
 
     def _tokens(self, latents: Tensor) -> Tensor:
@@ -292,6 +290,14 @@ class Flux2Denoiser(HoistingModule):
             if found[1] != config.latent_channels or found[2] != 1:
                 taken = f"{config.latent_channels} channels and one frame"
                 raise ValueError(f"{name} of shape {tuple(found)}: this model takes {taken}")
+
+
+def reference_places(references: Sequence[Tensor]) -> list[Tensor]:
+    """Where the tokens of each picture that is looked at stand, [h w, 4]."""
+    return [
+        grid_positions((1, *latents.shape[3:], 1), start=(REFERENCE_STEP * k, 0, 0, 0))
+        for k, latents in enumerate(references, start=1)
+    ]
 
 
 def flux2_key_map() -> KeyMap:

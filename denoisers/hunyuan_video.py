@@ -193,8 +193,9 @@ class HunyuanVideoDenoiser(HoistingModule):
         fixed, is_there = self._fixed(conditioning)
         is_text = _own(conditioning.lengths.to(weight.device), longest)
         order, lengths = _packed(torch.cat((is_there, is_text), dim=1))
-        grid = grid_positions((shape[2], shape[3] // patch, shape[4] // patch))
-        nowhere = grid.new_zeros(order.shape[1], 3)  # where the rotary embedding changes nothing
+        grid = (shape[2], shape[3] // patch, shape[4] // patch)
+        places = grid_positions(grid)
+        nowhere = places.new_zeros(order.shape[1], 3)  # where the rotary embedding changes nothing
         return {
             "text": self.text_in(states),
             "text_mask": text_mask(conditioning.lengths, longest, 0),
@@ -202,8 +203,8 @@ class HunyuanVideoDenoiser(HoistingModule):
             "fixed": fixed,
             "order": order,
             "beside": None if beside is None else patchify(beside, patch),
-            "rotary": rotary_table(self.config.rotary(), torch.cat((grid, nowhere)).to(weight.device)),
-            "mask": text_mask(lengths, order.shape[1], len(grid)),
+            "rotary": rotary_table(self.config.rotary(), torch.cat((places, nowhere)).to(weight.device)),
+            "mask": text_mask(lengths, order.shape[1], len(places), grid),
         }
 
     def _gates(self, states: Tensor, is_text: Tensor, refiner_times: Tensor) -> list[list[tuple[Tensor, Tensor]]]:

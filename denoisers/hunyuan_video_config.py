@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.blocks.joint import JointConfig
 from ..core.rotary import RotaryConfig
-from .entries import FILE, number, rotary_axes, size, switch
+from .entries import FILE, check_fixed, number, rotary_axes, size, switch
 from .shapes import Marks, Shapes, rotary_share
 
 NORM_EPS = 1e-6
@@ -183,7 +183,4 @@ def _check(config: HunyuanVideoConfig, entries: Mapping[str, Any]) -> None:
         raise ValueError(f"{FILE}: in_channels is {inputs}; it must be {wanted}")
     if config.task not in TASKS:
         raise ValueError(f"{FILE}: task_type is {config.task!r}; it must be one of {', '.join(TASKS)}")
-    for name, wanted in (("patch_size_t", 1), ("qk_norm", "rms_norm")):
-        value = entries.get(name, wanted)
-        if value != wanted:
-            raise ValueError(f"{FILE}: {name} is {value!r}; only models where it is {wanted!r} can be used")
+    check_fixed(entries, {"patch_size_t": 1, "qk_norm": "rms_norm"})

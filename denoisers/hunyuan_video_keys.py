@@ -50,7 +50,7 @@ _ORIGINAL = {
 
 
 def hunyuan_video_key_map() -> KeyMap:
-    """diffusers' layout, and Tencent's own."""
+    """diffusers' layout, Tencent's own, and ComfyUI's, which is that with one matrix for queries, keys and values."""
     block = "transformer_blocks.{i}."
     diffusers = (
         *_around("x_embedder", _DIFFUSERS),
@@ -65,8 +65,15 @@ def hunyuan_video_key_map() -> KeyMap:
         *joint_stream("context", "add_{}_proj", "norm_added_{}", "to_add_out", "ff_context"),
         *final_layer(),
     )
+    prefixes, kinds = ("", "model.diffusion_model."), {"original": tuple("qkv"), "ComfyUI": ("qkv",)}
+    others = (Layout(name, _original(parts), prefixes=prefixes) for name, parts in kinds.items())
+    return KeyMap((Layout("diffusers", diffusers), *others))
+
+
+def _original(parts: Sequence[str]) -> tuple[Rule, ...]:
+    """Tencent's names, by those of the matrices for queries, keys and values."""
     block = "double_blocks.{i}."
-    original = (
+    return (
         *_around("img_in", _ORIGINAL),
         *_refiner(
             "txt_in.individual_token_refiner.blocks.{i}.",
@@ -75,11 +82,9 @@ def hunyuan_video_key_map() -> KeyMap:
             "adaLN_modulation.1",
         ),
         Rule((f"{block}img_mod.linear.{{leaf}}", f"{block}txt_mod.linear.{{leaf}}"), "modulation.{i}.{leaf}"),
-        *_original_stream("x", "img"),
-        *_original_stream("context", "txt"),
+        *_original_stream("x", "img", parts),
+        *_original_stream("context", "txt", parts),
     )
-    prefixes = ("", "model.diffusion_model.")
-    return KeyMap((Layout("diffusers", diffusers), Layout("original", original, prefixes=prefixes)))
 
 
 def _around(patch: str, names: Mapping[str, str]) -> list[Rule]:
@@ -102,11 +107,11 @@ def _refiner(block: str, qkv: Sequence[str], layers: Mapping[str, str], gates: s
     ]
 
 
-def _original_stream(ours: str, theirs: str) -> list[Rule]:
+def _original_stream(ours: str, theirs: str, parts: Sequence[str]) -> list[Rule]:
     """One stream of the joint blocks."""
     block, target = f"double_blocks.{{i}}.{theirs}_", f"blocks.{{i}}.{ours}."
     return [
-        Rule(tuple(f"{block}attn_{n}.{{leaf}}" for n in "qkv"), f"{target}qkv.{{leaf}}"),
+        Rule(tuple(f"{block}attn_{name}.{{leaf}}" for name in parts), f"{target}qkv.{{leaf}}"),
         Rule(f"{block}attn_q_norm.weight", f"{target}query_norm.weight"),
         Rule(f"{block}attn_k_norm.weight", f"{target}key_norm.weight"),
         Rule(f"{block}attn_proj.{{leaf}}", f"{target}output.{{leaf}}"),

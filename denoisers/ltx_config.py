@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.blocks.cross import CrossConfig
-from .entries import FILE, number, size
+from .entries import FILE, check_fixed, number, size
 from .shapes import Marks, Shapes
 
 HEADS = 32  # of every model; shapes do not tell it: norms of queries and keys span all heads
@@ -133,9 +133,7 @@ class LTXConfig:
 
 def _check(config: LTXConfig, entries: Mapping[str, Any]) -> None:
     """Makes sure that entries are of the kind that is known, and fit the sizes. ValueError otherwise."""
-    out = config.latent_channels if entries.get("out_channels") is None else entries["out_channels"]
-    wanted = {**FIXED, "out_channels": config.latent_channels, "cross_attention_dim": config.width}
-    found = {**FIXED, "cross_attention_dim": LTXConfig().width, **entries, "out_channels": out}
-    for name, value in wanted.items():
-        if found[name] != value:
-            raise ValueError(f"{FILE}: {name} is {found[name]!r}; only models where it is {value!r} can be used")
+    fixed = {**FIXED, "cross_attention_dim": config.width}
+    if entries.get("out_channels") is not None:
+        fixed["out_channels"] = config.latent_channels
+    check_fixed(entries, fixed, default={"cross_attention_dim": LTXConfig().width})

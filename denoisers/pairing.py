@@ -1,5 +1,4 @@
-"""Networks that prepare both sides of a guided run at once, reading hoisted weights once for both, and attend to every
-text token that they are given (FLUX.1, SD3)."""
+"""Networks that prepare both sides of a guided run at once, reading hoisted weights once for both (FLUX.1, SD3)."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -9,13 +8,12 @@ from ..core.attention.base import AttentionSelector
 from ..core.stream import Runner, run_blocks
 from ..schedulers.base import Point
 from .base import Conditioning, P
-from .fitting import are_as_long
 from .guidance import Run
 from .hoisting import HoistingModule
 
 
 class PairingModule(HoistingModule, Generic[P]):
-    """Implements `PairingDenoiser` and `UnmaskedDenoiser`, and `Denoiser.prepare`, by `prepared_for`."""
+    """Implements `PairingDenoiser`, and `Denoiser.prepare`, by `prepared_for`."""
 
     @abstractmethod
     def prepared_for(self, conditionings: Sequence[Conditioning], run: Run) -> list[P]:
@@ -52,7 +50,3 @@ class PairingModule(HoistingModule, Generic[P]):
         run = Run(shape=shape, evaluations=evaluations, attention=attention, runner=runner)
         one, other = self.prepared_for((first, second), run)
         return one, other
-
-    def takes_together(self, first: Conditioning, second: Conditioning) -> bool:
-        """See `UnmaskedDenoiser`."""
-        return are_as_long(first, second)

@@ -52,7 +52,7 @@ _NAMES = (
 )
 MARKS = Marks((_NAMES,))
 EDIT_MARKS = Marks(((*_NAMES, CLEAN_REFERENCES_KEY),))
-"""Of Edit 2511; earlier ones cannot be told from Qwen-Image."""
+"""Of Edit 2511; those of earlier ones cannot be told from Qwen-Image's."""
 
 
 @dataclass(frozen=True, kw_only=True)

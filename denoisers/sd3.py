@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.attention.base import FULL
 from ..core.blocks.joint import JointBlock
 from ..core.blocks.joint_variants import DualJointBlock, LastJointBlock
 from ..core.modulation import Modulation, ShiftScale
@@ -29,7 +28,7 @@ from ..core.stream import BlockInputs, NoCache, Runner, Stream
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid
-from .fitting import check_cells, check_guidance, check_pooled, check_states, check_unpadded
+from .fitting import check_cells, check_guidance, check_pooled, check_states, text_mask
 from .guidance import Run
 from .hoisting import gated, ungated
 from .pairing import PairingModule
@@ -56,8 +55,8 @@ class SD3Prepared:
 
 
 class SD3Denoiser(PairingModule[SD3Prepared]):
-    """See the module's first lines; implements `Denoiser`, `PairingDenoiser` and `UnmaskedDenoiser`. Its conditioning
-    has `pooled` text and states without padding."""
+    """See the module's first lines; implements `Denoiser` and `PairingDenoiser`. Its conditioning has `pooled`
+    text."""
 
     hoisted: ClassVar[tuple[str, ...]] = ("modulation.", "last_modulation.", "positions")
     walked: ClassVar[tuple[str, ...]] = ("blocks",)
@@ -87,19 +86,7 @@ class SD3Denoiser(PairingModule[SD3Prepared]):
         by_block = [*(self._modulations(i, h) for i in range(self.config.layers - 1)), self._last_modulations(h)]
         positions = self.positions_of(run.shape).to(h[0])
         return [
-            SD3Prepared(
-                context=self.text_in(conditioning.states.to(self.text_in.weight.dtype)),
-                positions=positions,
-                runner=run.runner,
-                inputs=[
-                    BlockInputs(
-                        rotary=None, mask=FULL, attention=run.attention, modulation=[each[n][e] for each in by_block]
-                    )
-                    for e in range(len(run.evaluations))
-                ],
-                final=ungated(self.final_modulation(h[n])),
-                places={point.index: e for e, point in enumerate(run.evaluations)},
-            )
+            self._prepared(conditioning, [each[n] for each in by_block], h[n], positions, run)
             for n, conditioning in enumerate(conditionings)
         ]
 
@@ -116,6 +103,29 @@ class SD3Denoiser(PairingModule[SD3Prepared]):
         """See `Saveable`."""
         key_map = sd3_key_map(self.config)
         return in_diffusers_layout("SD3Transformer2DModel", self.config.entries(), self.weights(), key_map)
+
+    def _prepared(
+        self,
+        conditioning: Conditioning,
+        by_block: Sequence[list[list[Modulation]]],
+        h: Tensor,
+        positions: Tensor,
+        run: Run,
+    ) -> SD3Prepared:
+        """For one conditioning; padding is cut off where all rows have it, and hidden where some do."""
+        longest = int(conditioning.lengths.max())
+        mask = text_mask(conditioning.lengths, longest, len(positions))
+        return SD3Prepared(
+            context=self.text_in(conditioning.states[:, :longest].to(self.text_in.weight.dtype)),
+            positions=positions,
+            runner=run.runner,
+            inputs=[
+                BlockInputs(rotary=None, mask=mask, attention=run.attention, modulation=[each[e] for each in by_block])
+                for e in range(len(run.evaluations))
+            ],
+            final=ungated(self.final_modulation(h)),
+            places={point.index: e for e, point in enumerate(run.evaluations)},
+        )
 
     def embed(self, conditioning: Conditioning, evaluations: Sequence[Point]) -> Tensor:
         """What all modulations come from: time and pooled text in one vector, [E, B, D]."""
@@ -158,7 +168,6 @@ class SD3Denoiser(PairingModule[SD3Prepared]):
         check_states(conditioning, shape[0], config.text_width)
         check_pooled(conditioning, config.pooled_width)
         check_guidance(conditioning, guided=False)
-        check_unpadded(conditioning)
         check_cells(shape, config.latent_channels, PATCH)
         if max(shape[3:]) > config.grid * PATCH:
             raise ValueError(f"latents are {shape}; this model knows positions of {config.grid * PATCH} cells a side")

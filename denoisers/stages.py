@@ -13,17 +13,19 @@ from torch import Tensor
 from ..core.attention.base import AttentionMask, AttentionSelector
 from ..core.modulation import Modulation, ShiftScale
 from ..core.rotary import Rotary
-from ..core.stream import Block, BlockInputs, NoCache, Runner, Stream
+from ..core.stream import Block, BlockInputs, Cache, NoCache, Runner, Stream
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StagesTold:
     """What is prepared of the text, and of pictures to look at. Tokens are in the order picture, references, text, and
-    so are the rotary tables."""
+    so are the rotary tables. `joint_cache` and `single_cache` hold what tokens see besides each other."""
 
     context: Tensor  # [B, Lt, D]
     references: Tensor | None = None  # [B, R, D]
     rotary: Rotary
+    joint_cache: Cache = NoCache()  # noqa: RUF009 (immutable)
+    single_cache: Cache = NoCache()  # noqa: RUF009 (immutable)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,11 +53,11 @@ def run_stages(
     tokens: Tensor, prepared: StagesPrepared, e: int, joint: Sequence[Block], single: Sequence[Block]
 ) -> Tensor:
     """Picture tokens [B, N, D] through all blocks at evaluation e, [B, N, D]."""
-    references = prepared.told.references
+    told, references = prepared.told, prepared.told.references
     x = tokens if references is None else torch.cat((tokens, references), dim=1)
-    stream = Stream(x=x, context=prepared.told.context)
-    stream = prepared.runner(joint, stream, prepared.inputs(prepared.modulation[e]), NoCache())
+    stream = Stream(x=x, context=told.context)
+    stream = prepared.runner(joint, stream, prepared.inputs(prepared.modulation[e]), told.joint_cache)
     assert stream.context is not None
     stream = Stream(x=torch.cat((stream.x, stream.context), dim=1))
-    stream = prepared.runner(single, stream, prepared.inputs(prepared.single_modulation[e]), NoCache())
+    stream = prepared.runner(single, stream, prepared.inputs(prepared.single_modulation[e]), told.single_cache)
     return stream.x[:, : tokens.shape[1]]

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.blocks.cross import CrossConfig
 from ..core.rotary import RotaryConfig
 from .embedding import SINUSOID_WIDTH
-from .entries import FILE, number, size, switch
+from .entries import FILE, check_fixed, number, size, switch
 from .shapes import Marks, Shapes
 
 PATCH = 2
@@ -176,16 +176,8 @@ def _check(config: WanConfig, entries: Mapping[str, Any]) -> None:
     if config.beside_channels < 0:
         inputs, outputs = config.latent_channels + config.beside_channels, config.latent_channels
         raise ValueError(f"{FILE}: in_channels is {inputs}; it must be at least out_channels, {outputs}")
-    projected = None if config.picture_width is None else config.width
-    _only(entries, "patch_size", [1, PATCH, PATCH], default=[1, PATCH, PATCH])
-    _only(entries, "qk_norm", QK_NORM, default=QK_NORM)
-    _only(entries, "added_kv_proj_dim", projected, default=None)
+    fixed: dict[str, object] = {"patch_size": [1, PATCH, PATCH], "qk_norm": QK_NORM}
+    fixed["added_kv_proj_dim"] = None if config.picture_width is None else config.width
     if config.picture_width is None:
-        _only(entries, "pos_embed_seq_len", None, default=None)
-
-
-def _only(entries: Mapping[str, Any], name: str, wanted: object, *, default: object) -> None:
-    value = entries.get(name, default)
-    value = [*value] if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownVariableType]
-    if value != wanted:
-        raise ValueError(f"{FILE}: {name} is {value!r}; only models where it is {wanted!r} can be used")
+        fixed["pos_embed_seq_len"] = None
+    check_fixed(entries, fixed, default={"added_kv_proj_dim": None})

@@ -1,7 +1,7 @@
 """Text encoders that weights files hold, alone or beside other parts of a model: their configs, which no file has.
 
 Sizes come from shapes; what shapes do not show (widths of heads, activations, epsilons, rotary bases) is as published:
-OpenAI's CLIP-L, OpenCLIP's H and bigG, Google's T5 1.1 and UMT5, Qwen2.5-VL 7B, Qwen3, Mistral Small 3.
+OpenAI's CLIP-L, OpenCLIP's H and bigG, Google's T5 1.1, UMT5 and ByT5, Qwen2.5-VL 7B, Qwen3, Mistral Small 3.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -192,6 +192,7 @@ PROJECTED_CLIP_L = Inside(CLIP_L.prefix, projected_clip_l)
 CLIP_G = Inside("text_encoders.clip_g.transformer.", clip_g)
 T5 = Inside("text_encoders.t5xxl.transformer.", t5)
 UMT5 = Inside("text_encoders.umt5xxl.transformer.", umt5)
+BYT5 = Inside("text_encoders.byt5_small.transformer.", t5)
 QWEN3 = tuple(Inside(f"text_encoders.qwen3_{size}.transformer.", qwen3) for size in ("4b", "8b"))
 QWEN2_5_VL = Inside("text_encoders.qwen25_7b.transformer.", qwen2_5_vl)
 MISTRAL = Inside("text_encoders.mistral3_24b.transformer.", mistral)

@@ -1,4 +1,4 @@
-"""Prompts with pictures, read by Qwen2.5-VL, as Qwen-Image-Edit-Plus is told them.
+"""Prompts with pictures, read by Qwen2.5-VL, as Qwen-Image-Edit and Qwen-Image-Edit-Plus are told them.
 
 Legend: B rows, L tokens, D width, M tokens of a picture, H W pixels.
 """
@@ -34,13 +34,15 @@ from .templates import QWEN_IMAGE_EDIT, QWEN_IMAGE_EDIT_DROP, Template
 
 Positions = Literal["axes", "diffusers"]
 
+NUMBERED = "Picture {}: "
 _MARK = "<|image_pad|>"
 _SETTINGS = "preprocessor_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionLanguageEncoder:
-    """States of prompts as `text` reads them, each after its own pictures, which `vision` turns into tokens.
+    """States of prompts as `text` reads them, each after its own pictures, which `vision` turns into tokens. `heading`
+    stands before each picture; a `{}` in it is the picture's number, from 1.
 
     `positions`: a picture's tokens stand at a time, a row and a column ("axes"), as the model was trained, or one after
     the other like words ("diffusers"), as diffusers 0.42 gives them to transformers 5. With `stored`, the vision tower
@@ -50,6 +52,7 @@ class VisionLanguageEncoder:
     text: DecoderEncoder
     vision: VisionTower
     reader: PictureReader
+    heading: str = NUMBERED
     positions: Positions = "axes"
     stored: StoredWeights | None = None
 
@@ -117,7 +120,7 @@ class VisionLanguageEncoder:
         return [[self._tokens_of(cut[id(picture)].grid) for picture in row] for row in lists]
 
     def _rows(self, prompts: Sequence[str], grids: Sequence[Sequence[Grid]]) -> tuple[list[list[int]], tuple[str, ...]]:
-        rows, warnings = self.text.tokens(_written(checked_prompts(prompts), grids))
+        rows, warnings = self.text.tokens(_written(checked_prompts(prompts), grids, self.heading))
         mark = self._mark
         for row, row_grids in zip(rows, grids, strict=True):
             if row.count(mark) != sum(height * width for height, width in row_grids):
@@ -195,6 +198,7 @@ def load_vision_language_encoder(
     layers: tuple[Layer, ...] = (Layer(-1, True),),
     max_tokens: int | None = None,
     drop: int = QWEN_IMAGE_EDIT_DROP,
+    heading: str = NUMBERED,
     positions: Positions = "axes",
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -227,7 +231,9 @@ def load_vision_language_encoder(
     if cast(Any, text.tokenizer).convert_tokens_to_ids(_MARK) != wanted:
         raise ValueError(f"{_MARK} is not the token {wanted!r} in {processor_folder}, as the model's config says")
     reader = PictureReader.from_entries(json_object(settings))
-    return VisionLanguageEncoder(text=text, vision=vision, reader=reader, positions=positions, stored=stored)
+    return VisionLanguageEncoder(
+        text=text, vision=vision, reader=reader, heading=heading, positions=positions, stored=stored
+    )
 
 
 def _lists(prompts: Sequence[str], pictures: Sequence[Sequence[Tensor]] | None) -> list[tuple[Tensor, ...]]:
@@ -238,14 +244,14 @@ def _lists(prompts: Sequence[str], pictures: Sequence[Sequence[Tensor]] | None) 
     return lists
 
 
-def _written(prompts: Sequence[str], grids: Sequence[Sequence[Grid]]) -> list[str]:
+def _written(prompts: Sequence[str], grids: Sequence[Sequence[Grid]], heading: str) -> list[str]:
     """The prompts after their pictures, each of as many marks as it has tokens."""
     for prompt in prompts:
         if _MARK in prompt:
             raise ValueError(f"the prompt {prompt!r} holds {_MARK}, which stands for a picture")
     pictures = [
         "".join(
-            f"Picture {i}: <|vision_start|>{_MARK * (height * width)}<|vision_end|>"
+            f"{heading.replace('{}', str(i))}<|vision_start|>{_MARK * (height * width)}<|vision_end|>"
             for i, (height, width) in enumerate(row, 1)
         )
         for row in grids

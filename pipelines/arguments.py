@@ -23,56 +23,6 @@ if TYPE_CHECKING:
     PictureLists = Sequence[Sequence[Picture]]
     Clips = Pictures | PictureLists
 
-PUBLIC_ARGUMENTS = frozenset(
-    (
-        "prompt",
-        "prompt_2",
-        "prompt_3",
-        "negative_prompt",
-        "negative_prompt_2",
-        "negative_prompt_3",
-        "height",
-        "width",
-        "num_frames",
-        "frame_rate",
-        "num_inference_steps",
-        "guidance_scale",
-        "true_cfg_scale",
-        "cfg_normalization",
-        "cfg_truncation",
-        "guidance_scale_2",
-        "guidance_rescale",
-        "num_images_per_prompt",
-        "num_videos_per_prompt",
-        "image",
-        "last_image",
-        "video",
-        "mask_image",
-        "strength",
-        "control_image",
-        "max_sequence_length",
-        "clip_skip",
-        "original_size",
-        "target_size",
-        "crops_coords_top_left",
-        "aesthetic_score",
-        "denoising_start",
-        "denoising_end",
-        "decode_timestep",
-        "decode_noise_scale",
-        "latents",
-        "sigmas",
-        "output_type",
-        "generator",
-        "seed",
-        "conditioning",
-        "expand",
-        "guidance",
-        "sampler",
-        "schedule",
-    )
-)
-
 
 class ImageArguments(TypedDict, total=False):
     """The keyword arguments of picture pipelines; `Request` says what each means, a pipeline's family which of them it
@@ -121,6 +71,10 @@ class ImageArguments(TypedDict, total=False):
     guidance: Guidance | None
     sampler: Sampler | str | None
     schedule: Schedule | None
+
+
+PUBLIC_ARGUMENTS = ImageArguments.__optional_keys__ | {"prompt", "control_image"}
+"""All that a pipeline may ever be asked for, whichever family uses it."""
 
 
 def check_names(given: Mapping[str, object], used: Collection[str], family: str) -> None:

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.naming import naming
 from ..denoisers.causal import Chunks
-from ..denoisers.causal_wan import CLASS_NAME, CausalWan
+from ..denoisers.causal_wan import CLASS_NAME, CausalWan, check_reads_text
 from ..denoisers.guidance import Guidance, Unguided
 from ..denoisers.wan import WanDenoiser
-from ..denoisers.wan_config import TEXT_TOKENS
+from ..denoisers.wan_config import TEXT_TOKENS, WanConfig
 from ..schedulers import Schedule, flow_schedule, flow_schedule_from_sigmas
 from ..schedulers.self_forcing import SELF_FORCING, SelfForcingConfig
-from .family import COMMON, num_steps
+from .family import COMMON, OF_CLIPS, STARTING, num_steps
 from .folders import config_of
 from .frames import FirstLatents
 from .image import ImagePipeline
@@ -53,9 +54,8 @@ class CausalWanFamily(WanTexts):
     @property
     def arguments(self) -> frozenset[str]:
         """All common ones but those for starting from a picture, and these."""
-        own = {"num_frames", "num_videos_per_prompt", "max_sequence_length", "video"}
-        pictures = {"image"} if self.begins_with_picture else set[str]()
-        return (COMMON - {"image", "mask_image", "strength"}) | own | pictures
+        own = {"max_sequence_length", "video"} | ({"image"} if self.begins_with_picture else set[str]())
+        return (COMMON - STARTING) | OF_CLIPS | own
 
     def check(self, request: Request) -> None:
         """The text's length is within what the model was made for, nothing asks for guidance, and chunks end clean."""
@@ -124,6 +124,16 @@ def chunks_told(parts: Parts) -> Chunks | None:
         return Chunks() if PUBLISHED.match(_plain(parts.denoiser)) else None
     classes = (parts.index_entries().get("_class_name"), entries.get("_class_name"))
     return Chunks.from_entries(entries) if PIPELINE in classes or CLASS_NAME in classes else None
+
+
+def check_causal(name: str, config: WanConfig, boundary: float | None) -> None:
+    """Makes sure, before weights are read, that the denoiser of `name` makes clips chunk by chunk. ValueError for two
+    experts, or one that reads pictures."""
+    if boundary is not None:
+        experts = f"{name} has two experts (its boundary_ratio is {boundary:g})"
+        raise ValueError(f"{experts}; clips are made chunk by chunk by one denoiser alone")
+    with naming(name):
+        check_reads_text(config)
 
 
 def shift_told(parts: Parts) -> float:

@@ -39,11 +39,14 @@ class CausalWalk(Walk):
         return torch.zeros(rows, channels, 0, *sides, device=encoded.device) if given is None else given
 
     @property
+    def _begun(self) -> tuple[int, ...]:
+        """Latent frames of each chunk that is given."""
+        return self._denoiser.chunks.begun(self._given.shape[2])
+
+    @property
     def _lengths(self) -> tuple[int, ...]:
         """Latent frames of each chunk that is made."""
-        chunks = self._denoiser.chunks
-        given = chunks.lengths(self._given.shape[2])
-        return chunks.lengths(self.encoded.shape[2])[len(given) :]
+        return self._denoiser.chunks.lengths(self.encoded.shape[2], self._given.shape[2])[len(self._begun) :]
 
     def _total(self, schedule: Schedule) -> int:
         return schedule.num_steps * len(self._lengths)
@@ -85,7 +88,7 @@ class CausalWalk(Walk):
         clip, rest = begun.latents.to(self.encoded.device, torch.float32).split_with_sizes(
             [start, begun.latents.shape[2] - start], dim=2
         )
-        for part in clip.split_with_sizes(self._denoiser.chunks.lengths(start), dim=2):
+        for part in clip.split_with_sizes([*self._begun, *lengths[:first]], dim=2):
             self._denoiser.remember(part, prepared)
         state = dataclasses.replace(begun, index=num_done, latents=rest) if num_done else None
         noise = begun.noise

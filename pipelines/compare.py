@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from ..denoisers.patches import patchify, unpatchify
 from .arguments import ImageArguments
 from .base import Encoded
-from .compare_adapters import BESIDE, REFERENCES, SIGMAS, TIMES, Adapter, Call, Run, Trace, adapter_of, num_steps
+from .compare_adapters import adapter_of
+from .compare_clips import class_for
+from .compare_run import BESIDE, REFERENCES, SIGMAS, TIMES, Adapter, Call, Run, Trace, num_steps
 from .families import family_of_folder
 from .folders import INDEX, pipeline_class
-from .frames import makes_clips
+from .frames import FirstLatents, makes_clips
 from .image import ImagePipeline
 from .load import load
 from .parts import Layout
@@ -61,20 +63,22 @@ def compare_folder(folder: Path, run: Run) -> tuple[Stage, ...]:
     """
     if not (folder / INDEX).is_file():
         raise FileNotFoundError(f"{folder}: not a folder in diffusers' layout (there is no {INDEX})")
-    adapter = adapter_of(pipeline_class(folder))
+    adapter = adapter_of(class_for(pipeline_class(folder), run))
     ours = adapter.ready(load(folder, offload="encoders"))
     asked = arguments_of(ours, adapter, run)
-    mine = trace_ours(ours, adapter, run, asked)
+    mine, known = trace_ours(ours, adapter, run, asked), num_known(ours, run)
     del ours
-    return differences(mine, trace_theirs(load_theirs(folder), family_of_folder(folder).layout, run, asked))
+    theirs = made_for(load_theirs(folder), run)
+    return differences(mine, trace_theirs(theirs, family_of_folder(folder).layout, run, asked, known))
 
 
 def compare(ours: ImagePipeline, theirs: Any, layout: Layout, run: Run) -> tuple[Stage, ...]:
     """The stages of a pipeline and of diffusers' for the same checkpoint. Errors as for `compare_folder`."""
-    adapter = adapter_of(type(theirs).__name__)
+    adapter = adapter_of(class_for(type(theirs).__name__, run))
     ours = adapter.ready(ours)
     asked = arguments_of(ours, adapter, run)
-    return differences(trace_ours(ours, adapter, run, asked), trace_theirs(theirs, layout, run, asked))
+    mine, theirs = trace_ours(ours, adapter, run, asked), made_for(theirs, run)
+    return differences(mine, trace_theirs(theirs, layout, run, asked, num_known(ours, run)))
 
 
 def first_divergence(stages: Sequence[Stage], tolerance: float = TOLERANCE) -> Stage | None:
@@ -95,6 +99,24 @@ def load_theirs(folder: Path) -> Any:
     return pipe
 
 
+def made_for(theirs: Any, run: Run) -> Any:
+    """diffusers' pipeline of the same parts that makes a run."""
+    name = class_for(type(theirs).__name__, run)
+    if name == type(theirs).__name__:
+        return theirs
+    import diffusers
+
+    pipe = getattr(diffusers, name).from_pipe(theirs)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def num_known(ours: ImagePipeline, run: Run) -> int:
+    """Latent frames that diffusers has from the beginning of a run, and ours goes to, so that steps say nothing of
+    them."""
+    return int(bool(run.images) and isinstance(ours.looking, FirstLatents))
+
+
 def arguments_of(ours: ImagePipeline, adapter: Adapter, run: Run) -> dict[str, Any]:
     """What both sides are given, but for the seed. ValueError for frames of a pipeline that makes pictures."""
     if run.num_frames is not None and not makes_clips(ours.family):
@@ -109,25 +131,28 @@ def trace_ours(ours: ImagePipeline, adapter: Adapter, run: Run, asked: Mapping[s
     encoded = ours.encode(Request.of(run.prompt, arguments, ours.source.family, ours.family.arguments))
     encoders = {role: each for role, each in ours.encoders.items() if isinstance(each, Tokenising)}
     tokens = {role: encoder.tokens([run.prompt])[0][0] for role, encoder in encoders.items()}
-    tokens |= adapter.pictured(ours, run)
+    tokens |= adapter.read(ours, run)
     trace = {f"{IDS}: {role}": torch.tensor(ids).flatten()[None] for role, ids in tokens.items()}
-    trace |= {**_told(encoded, adapter.patch), **_levels(encoded)}
-    step = None
+    trace |= {**_told(encoded, adapter), **_levels(encoded)}
+    step, known = None, num_known(ours, run)
     for step in ours.denoise(encoded):
-        trace[f"step {step.index}"] = step.latents * ours.ends.unit(step.sigma)
+        if step.latents.shape[2] > known:
+            trace[f"step {step.index}"] = step.latents[:, :, known:] * ours.ends.unit(step.sigma)
     assert step is not None
     made = ours.decode(step)
     return trace | {"pixels": torch.as_tensor(made.images if made.videos is None else made.videos)}
 
 
-def _told(encoded: Encoded, patch: int) -> Trace:
+def _told(encoded: Encoded, adapter: Adapter) -> Trace:
     """What our denoiser is told of the prompt."""
     told = encoded.conditioning.positive
-    values = {"states": told.states, "pooled": told.pooled, "time_ids": told.time_ids}
+    values = {"states": told.states[:, : int(told.lengths.max())], "pooled": told.pooled, "time_ids": told.time_ids}
+    if told.other_states is not None and told.other_lengths is not None and bool(told.other_lengths.any()):
+        values["other_states"] = told.other_states[:, : int(told.other_lengths.max())]
     values |= {"picture_states": encoded.picture_states, BESIDE: encoded.beside}
     if told.references:
-        values[REFERENCES] = torch.cat([patchify(each, patch) for each in told.references], dim=1)
-    return {_titled(name): value for name, value in values.items() if value is not None}
+        values[REFERENCES] = torch.cat([patchify(each, adapter.patch) for each in told.references], dim=1)
+    return {_titled(name): each for name, each in values.items() if each is not None and name not in adapter.untold}
 
 
 def _titled(name: str) -> str:
@@ -148,26 +173,29 @@ def _levels(encoded: Encoded) -> Trace:
     }
 
 
-def trace_theirs(pipe: Any, layout: Layout, run: Run, asked: Mapping[str, Any]) -> Trace:
-    """diffusers' stages, in its own shapes."""
+def trace_theirs(pipe: Any, layout: Layout, run: Run, asked: Mapping[str, Any], known: int = 0) -> Trace:
+    """diffusers' stages, in its own shapes; steps are without the latent frames that are `known`."""
     latents: list[Tensor] = []
-
-    def keep(_: object, index: int, time: object, values: dict[str, Any]) -> dict[str, Any]:
-        latents.append(values["latents"].detach().clone())
-        return values
-
     parts: dict[str, nn.Module] = {name: pipe.components[name] for name in (*layout.encoders.values(), layout.denoiser)}
     generator, adapter = torch.Generator().manual_seed(run.seed), adapter_of(type(pipe).__name__)
-    with recorded(parts) as calls, _complete(pipe):
-        made = pipe(**asked, generator=generator, output_type="np", callback_on_step_end=keep)
+    with recorded(parts) as calls, _complete(pipe), adapter.watched(pipe, latents) as more:
+        made = pipe(**asked, **more, generator=generator, output_type="np")
     denoising = calls[layout.denoiser]
     ids = {f"{IDS}: {role}": own_ids(calls[name][0]) for role, name in layout.encoders.items() if calls[name]}
     told = {_titled(name): tensor for name, tensor in adapter.told(denoising[0]).items()}
     levels = adapter.levels(pipe.scheduler, denoising)
     if TIMES in levels:  # PNDM's first step takes two calls, and shows what is between them
         del latents[: len(latents) - levels[TIMES].shape[1]]
-    steps = {f"step {index}": each for index, each in enumerate(latents)}
+    steps = {f"step {index}": _unknown(each, known, denoising[0]) for index, each in enumerate(latents)}
     return {**ids, **told, **levels, **steps, "pixels": torch.as_tensor(made[adapter.made])}
+
+
+def _unknown(latents: Tensor, known: int, call: Call) -> Tensor:
+    """Latents [B, C, F, h, w], or tokens [B, N, C] whose denoiser's call tells frames apart, without `known` frames."""
+    if not known:
+        return latents
+    is_whole = latents.ndim == 5
+    return latents[:, :, known:] if is_whole else latents[:, known * call[1]["height"] * call[1]["width"] :]
 
 
 @contextmanager
@@ -216,7 +244,7 @@ def difference(name: str, ours: Tensor, theirs: Tensor | None) -> Stage:
     if theirs is None:
         return Stage(name=name, difference=math.inf, note="diffusers has no such stage")
     if name == BESIDE:
-        theirs = theirs[:, -ours.shape[1] :]
+        theirs = theirs[:, -ours.shape[1] :, : ours.shape[2]]
     if name == REFERENCES:
         theirs = theirs[:, -ours.shape[1] :]  # they come after those of the picture that is made
     if name.startswith(IDS) and len(theirs[0, ours.shape[1] :].unique()) <= 1:

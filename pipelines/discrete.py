@@ -11,7 +11,7 @@ from ..schedulers import DiscreteConfig, Sampler, Schedule, ScheduleMaker, sampl
 from ..schedulers.discrete import DISCRETE, discrete_schedule
 from .distilled import check_told, with_told
 from .ends import DiscreteEnds
-from .family import guidance_scale, num_steps
+from .family import guidance_rescale, guidance_scale, num_steps
 from .few_steps import FewSteps, few_steps
 from .inpaint import MaskReader
 from .parts import Parts
@@ -113,8 +113,7 @@ class ScaledGuidance:
             return with_told(request.guidance, scale if self.told else None)
         if self.told:
             return Distilled(scale)
-        rescale = recipe.guidance_rescale if request.guidance_rescale is None else request.guidance_rescale
-        return ClassifierFree(scale, rescale=float(rescale)) if scale > 1 else ClassifierFree(1.0)
+        return ClassifierFree(scale, rescale=guidance_rescale(request, recipe)) if scale > 1 else ClassifierFree(1.0)
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What a scale does not do, and what a distilled model was not made for."""
@@ -122,3 +121,32 @@ class ScaledGuidance:
         if scale is None or self.told or not 0 < scale < 1:
             return unlike
         return (begins_above_1("guidance_scale", scale), *unlike)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteFamily:
+    """What these families choose alike, whatever their prompts are read by."""
+
+    scheduler: DiscreteScheduler
+    guide: ScaledGuidance
+
+    @property
+    def draws_posterior(self) -> bool:
+        """As the reference does."""
+        return True
+
+    def guidance(self, request: Request, recipe: Recipe) -> Guidance:
+        """See `ScaledGuidance`."""
+        return self.guide.of(request, recipe)
+
+    def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
+        """The scheduler's."""
+        return self.scheduler.schedule(request, recipe)
+
+    def late(self, schedule: Schedule, strength: float) -> Schedule:
+        """The last `int(n strength)` steps."""
+        return schedule.starting_at(strength)
+
+    def warnings(self, request: Request) -> tuple[str, ...]:
+        """What an argument does not do here."""
+        return self.guide.warnings(request)

@@ -28,6 +28,9 @@ FAMILIES = (
         title="Qwen-Image-Edit-Plus", layout=qwen_image_edit.LAYOUT, load=qwen_image_edit.load_qwen_image_edit
     ),
     FolderFamily(title="Qwen-Image", layout=qwen_image.LAYOUT, load=qwen_image.load_qwen_image),
+    FolderFamily(  # only from folders: a file with its names is taken to be Qwen-Image's
+        title="Qwen-Image-Edit", layout=qwen_image_edit.FIRST_LAYOUT, load=qwen_image_edit.load_first_qwen_image_edit
+    ),
     FolderFamily(title="Stable Diffusion 1 or 2", layout=sd.LAYOUT, load=sd.load_sd),
     FolderFamily(title="Stable Diffusion XL", layout=sdxl.LAYOUT, load=sdxl.load_sdxl),
     FolderFamily(title="HunyuanVideo 1.5", layout=hunyuan_video.LAYOUT, load=hunyuan_video.load_hunyuan_video),

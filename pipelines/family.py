@@ -25,6 +25,10 @@ COMMON = frozenset(
     )
 )
 """Arguments of every family, besides the prompt."""
+STARTING = frozenset(("image", "mask_image", "strength"))
+"""Those of them that say what a picture starts from."""
+OF_CLIPS = frozenset(("num_frames", "num_videos_per_prompt"))
+"""Arguments of every family that makes clips, besides these."""
 
 
 @runtime_checkable
@@ -85,12 +89,15 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class PlainFamily:
-    """plate: one language model reads the prompt; classifier-free guidance; one shift for all sizes."""
+    """plate: one language model reads the prompt; classifier-free guidance; one shift for all sizes; maybe `clips` as
+    well as pictures."""
+
+    clips: bool = False
 
     @property
     def arguments(self) -> frozenset[str]:
-        """All common ones, and the guidance's rescale."""
-        return COMMON | {"guidance_rescale"}
+        """All common ones, the guidance's rescale, and those of clips."""
+        return COMMON | {"guidance_rescale"} | ({*OF_CLIPS, "video"} if self.clips else set[str]())
 
     @property
     def draws_posterior(self) -> bool:
@@ -98,16 +105,18 @@ class PlainFamily:
         return False
 
     def check(self, request: Request) -> None:
-        """All can be used, but for guidance that tells a value."""
+        """All can be used, but for guidance that tells a value, and pictures together with clips."""
         check_not_told(request)
+        if request.image is not None and request.num_frames not in (None, 1):
+            raise ValueError("image: a picture starts from it; clips of this model cannot begin with one")
+        if request.image is not None and request.video is not None:
+            raise ValueError("image and video: a picture starts from one, a clip from the other; give one of the two")
 
     def guidance(self, request: Request, recipe: Recipe) -> Guidance:
         """u + scale (c - u)."""
         if request.guidance is not None:
             return request.guidance
-        scale = guidance_scale(request, recipe)
-        rescale = recipe.guidance_rescale if request.guidance_rescale is None else request.guidance_rescale
-        return ClassifierFree(scale, rescale=float(rescale))
+        return ClassifierFree(guidance_scale(request, recipe), rescale=guidance_rescale(request, recipe))
 
     def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
         """Equal steps, shifted by the recipe's shift; or the given sigmas as they are."""
@@ -143,3 +152,8 @@ def num_steps(request: Request, recipe: Recipe) -> int:
 def guidance_scale(request: Request, recipe: Recipe) -> float:
     """The scale that a request asks for, else the recipe's."""
     return float(recipe.guidance_scale if request.guidance_scale is None else request.guidance_scale)
+
+
+def guidance_rescale(request: Request, recipe: Recipe) -> float:
+    """The rescale that a request asks for, else the recipe's."""
+    return float(recipe.guidance_rescale if request.guidance_rescale is None else request.guidance_rescale)

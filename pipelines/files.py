@@ -1,5 +1,6 @@
 """Pictures in files: written whole or not at all, with the manifest inside."""
 
+import io
 import os
 import secrets
 import warnings
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 PNG_KEY = "calotype"
 GIF_KEY = "comment"
 EXIF_DESCRIPTION = 0x010E
+LOSSY_WEBP_CHUNK = b"VP8 "
 MAX_NAME_BYTES = 255
 MAX_EXIF_BYTES = 65533
 MAX_PIXELS = 2**26
@@ -99,6 +101,29 @@ def open_image(path: str | Path) -> "Image":
         raise ValueError(f"{source}: not a picture in a known format") from None
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"{source}: cannot be read as a picture: {error}") from None
+
+
+def as_jpeg(image: "Image") -> "Image":
+    """What is left of a picture in a JPEG that `save_image` writes."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    _write_jpeg(image, file, None)
+    with Image.open(file) as stored:
+        stored.load()
+        return stored
+
+
+def is_lossy_webp(path: str | Path) -> bool:
+    """Whether a file is a WebP of one picture whose pixels are not kept as they were; `save_image` writes none."""
+    data = Path(path).read_bytes()
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
+        return False
+    place = 12
+    while place + 8 <= len(data) and data[place : place + 4] != LOSSY_WEBP_CHUNK:
+        size = int.from_bytes(data[place + 4 : place + 8], "little")
+        place += 8 + size + size % 2
+    return data[place : place + 4] == LOSSY_WEBP_CHUNK
 
 
 def read_manifest(path: str | Path) -> Manifest:

@@ -12,12 +12,21 @@ from ..schedulers.base import Point, Slope
 
 class NonFiniteError(ArithmeticError):
     """A NaN or an infinity came up: `stage` ("encode", "denoise" or "decode"), `step` (from 0) and `block`, where they
-    are known."""
+    are known; `weight` is the name, and the file, of a weight that is not finite itself."""
 
-    def __init__(self, stage: str, step: int | None = None, total: int | None = None, block: str | None = None) -> None:
+    def __init__(
+        self,
+        stage: str,
+        step: int | None = None,
+        total: int | None = None,
+        block: str | None = None,
+        weight: str | None = None,
+    ) -> None:
         place = stage if step is None else f"{stage}, step {step} of {total} (counted from 0)"
-        super().__init__(f"non-finite values in {place}" + ("" if block is None else f", {block}"))
-        self.stage, self.step, self.total, self.block = stage, step, total, block
+        place = place if block is None else f"{place}, {block}"
+        cause = "" if weight is None else f"; weights are not finite themselves: {weight}"
+        super().__init__(f"non-finite values in {place}{cause}")
+        self.stage, self.step, self.total, self.block, self.weight = stage, step, total, block, weight
 
 
 class NonFiniteBlockError(ArithmeticError):

@@ -6,7 +6,6 @@ Source: diffusers' FluxPipeline and FluxImg2ImgPipeline.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
@@ -17,7 +16,6 @@ from ..encoders.base import TextEncoder
 from ..encoders.clip import load_clip
 from ..encoders.in_files import CLIP_L, T5
 from ..encoders.t5 import load_t5
-from ..schedulers import Schedule
 from ..schedulers.flow_match import FlowMatchConfig
 from ..vae.kl import load_kl
 from ..vae.kl_config import FLUX_1
@@ -25,13 +23,13 @@ from ..vae.kl_shapes import load_kl_like
 from .base import Source
 from .distilled import check_told, with_told
 from .family import COMMON, guidance_scale
-from .flow import late_steps, size_shifted_schedule
+from .flow import FlowFamily
 from .folders import check_entries
 from .image import ImagePipeline
 from .parts import Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_pooled, check_text, limited, options_given
+from .text_options import check_pooled, check_text, check_unpadded, limited
 from .texts import OtherTexts
 from .true_cfg import has_negative, true_cfg_warnings
 
@@ -52,14 +50,13 @@ DEFAULT_CELLS = 128  # latent cells a side of a picture whose size is not given
 
 
 @dataclass(frozen=True, kw_only=True)
-class FluxFamily:
+class FluxFamily(FlowFamily):
     """FLUX.1's choices. `guided`: dev, which is told a guidance value; schnell is not.
 
     `guidance_scale` is that value. `true_cfg_scale` over 1 with a negative prompt adds classifier-free guidance, one
     pass after the other.
     """
 
-    scheduler: FlowMatchConfig
     guided: bool
 
     @property
@@ -67,15 +64,11 @@ class FluxFamily:
         """All common ones, and these."""
         return COMMON | {"prompt_2", "negative_prompt_2", "true_cfg_scale", "max_sequence_length"}
 
-    @property
-    def draws_posterior(self) -> bool:
-        """As the reference does."""
-        return True
-
     def check(self, request: Request) -> None:
         """The length is within what the model was made for."""
         check_text(request, longest=LONGEST)
         check_pooled(request)
+        check_unpadded(request)
         check_told(request, guided=self.guided)
 
     def guidance(self, request: Request, recipe: Recipe) -> Guidance:
@@ -88,14 +81,6 @@ class FluxFamily:
             return Distilled(told)
         return Distilled(told, then=ClassifierFree(float(request.true_cfg_scale), batched=False))
 
-    def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
-        """Equal steps, or the given sigmas, shifted as the scheduler's config says, by the size where it does."""
-        return size_shifted_schedule(self.scheduler, request, recipe, num_cells // PATCH**2)
-
-    def late(self, schedule: Schedule, strength: float) -> Schedule:
-        """All but the first `int(n - n strength)` steps."""
-        return late_steps(schedule, strength)
-
     def condition(
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
@@ -104,10 +89,6 @@ class FluxFamily:
         pooled = encoders["clip"](prompts)
         warnings = tuple(dict.fromkeys((*pooled.warnings, *states.warnings)))
         return Conditioning(states=states.states, lengths=states.lengths, pooled=pooled.pooled, warnings=warnings)
-
-    def described(self, request: Request) -> Mapping[str, Any]:
-        """The length, where it is given."""
-        return options_given(request, "max_sequence_length")
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here."""

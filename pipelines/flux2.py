@@ -1,11 +1,12 @@
-"""FLUX.2 (dev, klein): making pictures, and editing with one or more pictures to look at.
+"""FLUX.2 (dev, klein, klein KV): making pictures, and editing with one or more pictures to look at.
 
-Source: diffusers' Flux2Pipeline, Flux2KleinPipeline and Flux2KleinInpaintPipeline.
+Source: diffusers' Flux2Pipeline, Flux2KleinPipeline, Flux2KleinInpaintPipeline and Flux2KleinKVPipeline.
 
 Legend: H W pixels.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
 from ..denoisers.base import Conditioning
 from ..denoisers.flux2 import MARKS, Flux2Config, Flux2Denoiser, flux2_key_map
+from ..denoisers.flux2_kv import Flux2KVDenoiser
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance, Unguided
 from ..encoders.base import TextEncoder
 from ..encoders.decoder import Layer, load_decoder_encoder
@@ -30,20 +32,21 @@ from .base import Source
 from .distilled import check_told, with_told
 from .edit import Pictures
 from .family import COMMON, guidance_scale
-from .flow import late_steps, size_shifted_schedule
+from .flow import FlowFamily, size_shifted_schedule
 from .folders import check_entries
 from .image import ImagePipeline
 from .parts import Layout, Parts
 from .pictures import centre_crop, resized, size_text
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_text, check_unpadded, conditioning_of, limited, options_given
+from .text_options import check_text, check_unpadded, conditioning_of, limited
 from .texts import OtherTexts
 from .true_cfg import begins_above_1
 
 FAMILY = "flux2"
+KV_PIPELINE = "Flux2KleinKVPipeline"
 LAYOUT = Layout(
-    classes=("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinInpaintPipeline"),
+    classes=("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinInpaintPipeline", KV_PIPELINE),
     encoders={"llm": "text_encoder"},
     tokenizers={"llm": "tokenizer"},
     marks=MARKS,
@@ -51,7 +54,8 @@ LAYOUT = Layout(
 )
 SCHEDULER = FlowMatchConfig(shift=3.0, use_dynamic_shifting=True)
 """For files that have none."""
-Kind = Literal["dev", "klein", "klein base"]
+Kind = Literal["dev", "klein", "klein base", "klein kv"]
+FEW_STEPS = ("klein", "klein kv")
 LONGEST = 512  # tokens that are read, prompt and template
 DEV_LAYERS, KLEIN_LAYERS = (10, 20, 30), (9, 18, 27)
 DEFAULT_CELLS = 64  # latent cells a side of a picture whose size is not given
@@ -59,20 +63,21 @@ SMALLEST, LARGEST_AREA, LARGEST_RATIO = 64, 1024**2, 8  # of a picture that is l
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flux2Family:
+class Flux2Family(FlowFamily):
     """FLUX.2's choices.
 
     `guidance_scale` is the value that dev is told. On klein base it is classifier-free guidance, where it is over 1,
-    one pass after the other; klein, distilled for few steps, runs without.
+    one pass after the other; klein and klein KV, distilled for few steps, run without.
     """
 
-    scheduler: FlowMatchConfig
     kind: Kind
 
     def index(self) -> Mapping[str, Any]:
         """See `IndexedFamily`."""
         if self.kind == "dev":
             return {"_class_name": "Flux2Pipeline"}
+        if self.kind == "klein kv":
+            return {"_class_name": KV_PIPELINE}
         return {"_class_name": "Flux2KleinPipeline", "is_distilled": self.kind == "klein"}
 
     @property
@@ -105,26 +110,18 @@ class Flux2Family:
         """Equal steps, or the given sigmas, shifted by the size and their number."""
         return size_shifted_schedule(self.scheduler, request, recipe, num_cells, mu=flux2_mu)
 
-    def late(self, schedule: Schedule, strength: float) -> Schedule:
-        """All but the first `int(n - n strength)` steps."""
-        return late_steps(schedule, strength)
-
     def condition(
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
         """The language model's states at three layers."""
         return _condition(encoders, prompts, request)
 
-    def described(self, request: Request) -> Mapping[str, Any]:
-        """The length, where it is given."""
-        return options_given(request, "max_sequence_length")
-
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here."""
         scale = request.guidance_scale
         if scale is None or self.kind == "dev":
             return ()
-        if self.kind == "klein" and scale > 1:
+        if self.kind in FEW_STEPS and scale > 1:
             return (f"guidance_scale {scale} has no effect: this model was made to run without",)
         if self.kind == "klein base" and scale < 1:
             return (begins_above_1("guidance_scale", scale),)
@@ -182,7 +179,8 @@ def load_flux2(parts: Parts) -> ImagePipeline:
     scheduler = parts.scheduler_config(FlowMatchConfig.from_entries, SCHEDULER)
     kind, layers = _kind(parts, config), DEV_LAYERS if config.guided else KLEIN_LAYERS
     _check_widths(parts, config, len(layers))
-    denoiser = build_on_meta(lambda: Flux2Denoiser(config))
+    network = Flux2KVDenoiser if kind == "klein kv" else Flux2Denoiser
+    denoiser = build_on_meta(lambda: network(config))
     source = WeightSource.for_module(denoiser, parts.denoiser_files, flux2_key_map())  # refuses a broken file first
     vae = parts.autoencoder(load_flux2_kl, load_flux2_kl_file, channels=config.latent_channels)
     read = partial(
@@ -218,20 +216,23 @@ def recipe(kind: Kind, *, downsampling: int = 16) -> Recipe:
         size_multiple=downsampling,
         min_size=downsampling,
         max_size=4 * side,
-        num_inference_steps=4 if kind == "klein" else 50,
-        guidance_scale=0.0 if kind == "klein" else 4.0,
+        num_inference_steps=4 if kind in FEW_STEPS else 50,
+        guidance_scale=0.0 if kind in FEW_STEPS else 4.0,
         strength=0.8,
     )
 
 
 def _kind(parts: Parts, config: Flux2Config) -> Kind:
-    """dev is told a guidance value; the index of a klein's folder says whether it is distilled, a single file's name
-    whether it is not."""
+    """dev is told a guidance value; the index of a klein's folder says whether it remembers pictures ("kv"), and
+    whether it is distilled; a single file's name whether it does the one, and is not the other."""
     if config.guided:
         return "dev"
-    distilled = "base" not in parts.denoiser.name
+    name, index = parts.denoiser.name.lower(), parts.index_entries()
+    remembers, distilled = "kv" in re.split(r"[-_.]", name), "base" not in name
     if parts.folder is not None:
-        distilled = bool(parts.index_entries().get("is_distilled", False))
+        remembers, distilled = index.get("_class_name") == KV_PIPELINE, bool(index.get("is_distilled", False))
+    if remembers:
+        return "klein kv"
     return "klein" if distilled else "klein base"
 
 

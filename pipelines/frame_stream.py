@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..vae.base import Autoencoder, ContinuingAutoencoder, VideoAutoencoder
 from .base import Encoded, ImageStep, last
+from .chunked import continued
 from .ends import Ends
 from .family import Family
 from .finite import NonFiniteError, is_finite
@@ -44,7 +45,7 @@ def streamed_frames(
         groups = vae.stream_stretches(_finished(steps, ends, cancel))
     else:
         groups = _whole(steps, encoded, vae, ends, cancel)
-    for pixels in groups:
+    for pixels in continued(groups, encoded):
         group = pixels[:, :, :left].float()
         if not is_finite(group):
             raise NonFiniteError("decode")

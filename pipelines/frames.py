@@ -236,7 +236,7 @@ def with_frames(request: Request) -> Request:
 
 
 def makes_clips(family: Family) -> bool:
-    """Whether a family's results are clips."""
+    """Whether a family's results may be clips."""
     return "num_frames" in family.arguments
 
 

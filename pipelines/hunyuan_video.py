@@ -24,7 +24,7 @@ from ..denoisers.hunyuan_video_keys import hunyuan_video_key_map
 from ..encoders.base import TextEncoder
 from ..encoders.decoder import Layer, load_decoder_encoder
 from ..encoders.hunyuan_video import HUNYUAN_VIDEO, HUNYUAN_VIDEO_DROP, load_glyph_encoder
-from ..encoders.in_files import QWEN2_5_VL
+from ..encoders.in_files import BYT5, QWEN2_5_VL
 from ..encoders.siglip_vision import load_siglip_vision
 from ..language.checkpoints import ModelSource, model_config
 from ..schedulers import Schedule
@@ -34,13 +34,13 @@ from ..vae.base import Autoencoder
 from ..vae.hunyuan_video import load_hunyuan_video_vae, load_hunyuan_video_vae_file
 from .base import Source
 from .distilled import check_not_told
-from .family import COMMON, guidance_scale, num_steps
+from .family import COMMON, OF_CLIPS, STARTING, guidance_rescale, guidance_scale, num_steps
 from .flow import late_steps, without_zero
 from .folders import check_entries
 from .hunyuan_guider import GUIDER_CONFIG, Guider
 from .hunyuan_pictures import CroppedBeside, closest_size
 from .image import ImagePipeline
-from .parts import Layout, Parts
+from .parts import ClipSize, Layout, Parts
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_text, conditioning_given, conditioning_of, limited, options_given
@@ -56,15 +56,14 @@ LAYOUT = Layout(
     pictures=(PICTURES, PROCESSOR),
     configs={GUIDER: GUIDER_CONFIG},
     marks=MARKS,
-    inside={"llm": (QWEN2_5_VL,)},
-    side=640,
+    inside={"llm": (QWEN2_5_VL,), "byt5": (BYT5,)},
+    clip=lambda shapes: ClipSize(width=848, height=480, frames=FRAMES, group=4, side=16),
 )
 SCHEDULER = FlowMatchConfig(shift=5.0)
 """For files that have none: what the models for 480p are run with."""
 MAX_TOKENS = 1000  # of a prompt in its template, after what is dropped
 READ_LAYER = Layer(-3, normed=False)
-STARTING = frozenset(("image", "mask_image", "strength"))
-LARGEST = 4096
+LARGEST, FRAMES = 4096, 121
 FEW_STEPS = 12  # of the models that are told where a step leads to
 
 
@@ -81,8 +80,8 @@ class HunyuanVideoFamily:
     @property
     def arguments(self) -> frozenset[str]:
         """All common ones but those for starting from a picture, and these."""
-        own = {"num_frames", "num_videos_per_prompt", "max_sequence_length", "guidance_rescale"}
-        return (COMMON - STARTING) | own | ({"image"} if self.begins else set[str]())
+        own = {"max_sequence_length", "guidance_rescale"} | ({"image"} if self.begins else set[str]())
+        return (COMMON - STARTING) | OF_CLIPS | own
 
     @property
     def draws_posterior(self) -> bool:
@@ -104,8 +103,8 @@ class HunyuanVideoFamily:
         """u + scale (c - u)."""
         if request.guidance is not None:
             return request.guidance
-        rescale = recipe.guidance_rescale if request.guidance_rescale is None else request.guidance_rescale
-        return ClassifierFree(guidance_scale(request, recipe), batched=False, rescale=float(rescale))
+        scale, rescale = guidance_scale(request, recipe), guidance_rescale(request, recipe)
+        return ClassifierFree(scale, batched=False, rescale=rescale)
 
     def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
         """Equal steps from 1 to 0, or the given sigmas, shifted as the scheduler's config says."""
@@ -204,7 +203,7 @@ def recipe(config: HunyuanVideoConfig, guider: Guider, downsampling: int = 16) -
         num_inference_steps=FEW_STEPS if config.meanflow else 50,
         guidance_scale=guider.scale,
         guidance_rescale=guider.rescale,
-        num_frames=121,
+        num_frames=FRAMES,
         fps=24,
     )
 

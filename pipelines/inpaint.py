@@ -62,8 +62,9 @@ class MaskReader:
 
     def covered(self, inputs: Inputs) -> Inputs:
         """The pictures with grey where they are repainted, one for each that is made."""
-        assert inputs.mask is not None
-        pixels = inputs.pixels[list(inputs.rows)] * ~inputs.mask[list(inputs.mask_rows)]
+        mask = inputs.each_mask
+        assert mask is not None
+        pixels = inputs.each_pixels * ~mask
         return Inputs(pixels=pixels, rows=tuple(range(len(pixels))), mask=None, mask_rows=())
 
     def beside(self, mask: Tensor, covered: Tensor) -> Tensor:

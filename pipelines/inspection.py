@@ -27,17 +27,19 @@ from .gather import Gathered, gather
 from .given import Given
 from .load import BUNDLED, bundled_folder, is_plate
 from .load_family import family_of
+from .parts import ClipSize, Layout
 
 DTYPES = (torch.float32, torch.bfloat16)
 VALUES_PER_TOKEN, VALUES_PER_PIXEL = 20, 4
 NUM_TEXT_TOKENS, LANGUAGE_TOKENS = 512, 4096
 CELL = 8  # pixels a side of a latent cell
+COLOURS = 3
 _INPUTS = (
     *("img_in.weight", "x_embedder.weight", "pos_embed.proj.weight", "x_embedder.proj.weight"),
     *("all_x_embedder.2-1.weight", "conv_in.weight", "input_blocks.0.0.weight", "patch_embedding.weight"),
-    *("patchify_proj.weight", "proj_in.weight"),
+    *("patchify_proj.weight", "proj_in.weight", "img_in.proj.weight"),
 )
-_OUTPUTS = ("decoder.conv_out.weight", "decoder.head.2.weight")
+_OUTPUTS = ("decoder.conv_out.weight", "decoder.conv_out.conv.weight", "decoder.head.2.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,25 +150,55 @@ def _inspection(
 
 def _activations(found: Gathered) -> tuple[int, str]:
     """How many values a run at the default size keeps beside the weights, and what that is made of."""
-    side = found.family.layout.side
     if found.denoiser is None:
         return 0, ""
-    shapes = Shapes.read(weights_files(found.denoiser), PREFIXES)
+    shapes, layout = Shapes.read(weights_files(found.denoiser), PREFIXES), found.family.layout
     width = next((shapes.shapes[name][0] for name in _INPUTS if name in shapes.shapes), 0)
-    is_unet = found.family.layout.denoiser == "unet"
-    tokens = (side // CELL) ** 2 if is_unet else (side // (2 * CELL)) ** 2 + NUM_TEXT_TOKENS
+    sample = _picture(layout) if layout.clip is None else _clip(layout.clip(shapes))
+    tokens = sample.tokens
     counts = [
         (tokens * width * VALUES_PER_TOKEN, f"{tokens} tokens x {width} wide x {VALUES_PER_TOKEN} in the denoiser")
     ]
     if isinstance(found.vae, Path):
-        decoder = Shapes.read(weights_files(found.vae), AUTOENCODER_PREFIXES).shapes
-        channels = next((decoder[name][1] for name in _OUTPUTS if name in decoder), 0)
-        made = f"{side * side} pixels x {channels} channels x {VALUES_PER_PIXEL} in the decoder"
-        counts.append((side * side * channels * VALUES_PER_PIXEL, made))
-    whole = (
-        f"weights, and for one picture of {side}x{side} the larger of {' and '.join(made for _, made in counts)} values"
-    )
+        channels = _channels(Shapes.read(weights_files(found.vae), AUTOENCODER_PREFIXES))
+        made = f"{sample.pixels} pixels x {channels} channels x {VALUES_PER_PIXEL} in the decoder"
+        clip = f", with {sample.result} of the clip," if sample.result else ""
+        counts.append((sample.pixels * channels * VALUES_PER_PIXEL + sample.result, made + clip))
+    whole = f"weights, and for {sample.name} the larger of {' and '.join(made for _, made in counts)} values"
     return max(count for count, _ in counts), whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    """What is made at the default size: `pixels` are decoded at once, `result` are the values of a clip, which is whole
+    in the end."""
+
+    name: str
+    tokens: int
+    pixels: int
+    result: int = 0
+
+
+def _picture(layout: Layout) -> _Sample:
+    side = layout.side
+    tokens = (side // CELL) ** 2 if layout.denoiser == "unet" else (side // (2 * CELL)) ** 2 + NUM_TEXT_TOKENS
+    return _Sample(name=f"one picture of {side}x{side}", tokens=tokens, pixels=side * side)
+
+
+def _clip(size: ClipSize) -> _Sample:
+    area, latent_frames = size.width * size.height, 1 + (size.frames - 1) // size.group
+    return _Sample(
+        name=f"one clip of {size.frames} frames of {size.width}x{size.height}",
+        tokens=latent_frames * (size.width // size.side) * (size.height // size.side) + NUM_TEXT_TOKENS,
+        pixels=size.group * area,
+        result=COLOURS * size.frames * area,
+    )
+
+
+def _channels(decoder: Shapes) -> int:
+    """How many a decoder has for each pixel in its last layer, which may give several pixels from one place."""
+    outputs, inputs = next((decoder.shapes[name][:2] for name in _OUTPUTS if name in decoder.shapes), (COLOURS, 0))
+    return inputs * COLOURS // outputs
 
 
 def _component(name: str, tensors: Mapping[str, StoredTensor]) -> Component:

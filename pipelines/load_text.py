@@ -2,14 +2,14 @@
 
 import dataclasses
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import torch
 
 from ..core.attention.base import AttentionSelector
 from ..core.attention.registry import attention_selector
 from ..core.json_file import json_object
-from ..core.ops.packed import Kind
+from ..core.ops.packed_matrix import Kind
 from ..language.packing import pack_language_model
 from ..language.text import TextModel
 from .load import BUNDLED, bundled_folder
@@ -32,7 +32,8 @@ def load_language_model(
     `source`: None or "plate" is the bundled one; else a folder that `pipe.save` wrote, a folder in transformers'
     layout, a .gguf file, or a hub id ("owner/name"), which is downloaded unless it was before (its size is told first)
     or `local_files_only`. `device`: default the CPU. `dtype` of the weights: default float32. `packed`: keep the big
-    matrices in 8 or 4 bits, an approximation whose error `lm.packing` tells. `revision` and `token` are for the hub.
+    matrices in 8 or 4 bits ("w8a8": round what they are multiplied with too), an approximation whose error on weights
+    `lm.packing` tells. `revision` and `token` are for the hub.
 
     Raises:
         ValueError: a source of another kind, an architecture that is not known, files that do not belong together.
@@ -97,8 +98,8 @@ def _refuse_diffusers(folder: Path) -> None:
 
 
 def _check_packing(packed: object, device: torch.device) -> None:
-    if packed not in (None, "int8", "int4"):
-        raise ValueError(f"packed is {packed!r}; it must be 'int8', 'int4' or None")
+    if packed is not None and packed not in get_args(Kind):
+        raise ValueError(f"packed is {packed!r}; it must be {', '.join(map(repr, get_args(Kind)))} or None")
     if packed is not None and device.type != "cpu":
         raise ValueError(f"packed={packed!r} runs on the CPU only, and device is {str(device)!r}")
 

@@ -36,12 +36,12 @@ from ..vae.base import Autoencoder
 from ..vae.ltx import LTXAutoencoder, load_ltx_vae, load_ltx_vae_file
 from .base import Source
 from .distilled import check_not_told
-from .family import COMMON, guidance_scale, num_steps
+from .family import COMMON, OF_CLIPS, STARTING, guidance_rescale, guidance_scale, num_steps
 from .flow import size_shifted_schedule
 from .folders import NAME, check_entries
 from .frames import FirstLatents, frames_in_group
 from .image import ImagePipeline
-from .parts import Layout, Parts
+from .parts import ClipSize, Layout, Parts
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_text, conditioning_given, conditioning_of, limited, options_given
@@ -59,7 +59,7 @@ LAYOUT = Layout(
     tokenizers={"t5": "tokenizer"},
     marks=MARKS,
     inside={"t5": (T5,)},
-    side=600,
+    clip=lambda shapes: ClipSize(width=WIDTH, height=HEIGHT, frames=FRAMES, group=8, side=32),
 )
 SCHEDULER = FlowMatchConfig(
     use_dynamic_shifting=True,
@@ -77,7 +77,6 @@ DECODING = TimedDecoding(time=0.05, noise_scale=0.025)
 WIDTH, HEIGHT, LARGEST = 704, 512, 4096
 FRAMES, FRAME_RATE, FASTEST = 161, 25, 1000
 DECODE = ("decode_timestep", "decode_noise_scale")
-STARTING = frozenset(("mask_image", "strength"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +97,8 @@ class LTXFamily:
     @property
     def arguments(self) -> frozenset[str]:
         """All common ones but those for starting from a picture, and these."""
-        own = {"num_frames", "num_videos_per_prompt", "frame_rate", "max_sequence_length", "guidance_rescale"}
-        return (COMMON - STARTING) | own | (set(DECODE) if self.told_time else set())
+        own = {"image", "frame_rate", "max_sequence_length", "guidance_rescale"}
+        return (COMMON - STARTING) | OF_CLIPS | own | (set(DECODE) if self.told_time else set())
 
     @property
     def draws_posterior(self) -> bool:
@@ -133,8 +132,7 @@ class LTXFamily:
         if request.guidance is not None:
             return request.guidance
         scale = guidance_scale(request, recipe)
-        rescale = recipe.guidance_rescale if request.guidance_rescale is None else request.guidance_rescale
-        return Unguided() if scale <= 1 else ClassifierFree(scale, rescale=float(rescale))
+        return Unguided() if scale <= 1 else ClassifierFree(scale, rescale=guidance_rescale(request, recipe))
 
     def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
         """Equal steps, or later models' own, or the given sigmas, shifted as the scheduler's config says; those that a

@@ -25,13 +25,13 @@ Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
 FORMAT = 1
 _NONE = type(None)
 _TORCH_ALONE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # numpy has no such numbers
-_LATER = ("unexpanded", "num_images_per_prompt", "extra", "frames")  # entries that the first release did not write
+_LATER = ("unexpanded", "num_images_per_prompt", "extra", "frames", "chunks")  # that the first release did not write
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("prompts", "seeds", "sigmas", "times"), (list,)),
     **dict.fromkeys(("weights", "sampler", "guidance", "inputs"), (dict,)),
     **dict.fromkeys(("width", "height", "num_inference_steps", "threads"), (int,)),
     **dict.fromkeys(("negative_prompts", "unexpanded"), (list, _NONE)),
-    "extra": (dict, _NONE),
+    **dict.fromkeys(("extra", "chunks"), (dict, _NONE)),
     "frames": (str, _NONE),
     "num_images_per_prompt": (int, _NONE),
     "strength": (float, int, _NONE),
@@ -57,7 +57,8 @@ class Manifest:
     `inputs` maps every argument that is neither text nor a number ("image", "mask_image", "latents", "conditioning",
     "generator") to its `digest_input`. `num_images_per_prompt` counts the pictures of each prompt; `extra` are the
     arguments of the model's family alone, by their names. `frames`, in the file of a clip, is the digest of its frames
-    as they were made, uint8 [F, H, W, 3]: they can be told from others even where the file is lossy.
+    as they were made, uint8 [F, H, W, 3]: they can be told from others even where the file is lossy. `chunks` are those
+    that clips are made by, where they are, as `describe` puts them.
     """
 
     calotype: str
@@ -89,6 +90,7 @@ class Manifest:
     num_images_per_prompt: int | None = None
     extra: Mapping[str, Plain] | None = None
     frames: str | None = None
+    chunks: Mapping[str, Plain] | None = None
 
     @classmethod
     def build(
@@ -114,8 +116,9 @@ class Manifest:
         unexpanded: Sequence[str] | None = None,
         num_images_per_prompt: int = 1,
         extra: Mapping[str, Any] | None = None,
+        chunks: object = None,
     ) -> Self:
-        """A manifest of this process: versions and threads are filled in, `sampler` and `guidance` described.
+        """A manifest of this process: versions and threads are filled in, `sampler`, `guidance` and `chunks` described.
 
         `schedule` is the whole one, before `strength` shortens it.
         """
@@ -147,6 +150,7 @@ class Manifest:
             unexpanded=None if unexpanded is None else tuple(unexpanded),
             num_images_per_prompt=num_images_per_prompt,
             extra=dict(extra) if extra else None,
+            chunks=None if chunks is None else describe(chunks),
         )
 
     def for_row(self, row: int) -> Self:

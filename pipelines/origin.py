@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ..core.checkpoint import Files
 from ..core.saving import Saveable
 from ..denoisers.experts import Experts
 from ..encoders.origin import settings_of
@@ -63,8 +64,8 @@ class ConfigFile:
 class Origin:
     """`index` and `scheduler` are the entries of model_index.json and of scheduler_config.json, or what stands for them
     where there were none. `configs` are those of components, `options` those of its layout's `configs`, `files` the
-    names of single files by component. `chosen` are the choices of the pipeline, and `settings` how each encoder reads
-    prompts, by role, both as files made them."""
+    names of single files by component, `weights` what holds the weights of each. `chosen` are the choices of the
+    pipeline, and `settings` how each encoder reads prompts, by role, both as files made them."""
 
     layout: Layout
     index: Mapping[str, Any]
@@ -72,6 +73,7 @@ class Origin:
     configs: Mapping[str, ConfigFile]
     options: Mapping[str, Mapping[str, Any]]
     files: Mapping[str, str]
+    weights: Mapping[str, Files]
     chosen: Mapping[str, object]
     settings: Mapping[str, Mapping[str, object]]
 
@@ -99,6 +101,7 @@ def origin_of(pipe: "ImagePipeline", layout: Layout, parts: Parts) -> Origin:
         },
         options={name: _options(family, parts, layout, name) for name in layout.configs},
         files={name: part.name for name, (part, _) in components.items() if isinstance(part, Path) and part.is_file()},
+        weights=parts.weights(layout),
         chosen=chosen(pipe),
         settings={role: settings_of(encoder) for role, encoder in pipe.encoders.items()},
     )

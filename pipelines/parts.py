@@ -32,6 +32,18 @@ META = torch.device("meta")
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClipSize:
+    """What a family's clip has whose size is not given: pixels, frames, of which `group` are a latent frame after the
+    first, and tokens of `side` x `side` pixels."""
+
+    width: int
+    height: int
+    frames: int
+    group: int
+    side: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """Where a family's parts are in a folder of diffusers' layout, whose model_index.json names one of `classes`.
 
@@ -42,7 +54,7 @@ class Layout:
     encoder and its processor, all of which may be missing. `needed` are folders that a denoiser with such tensors does
     not do without, of those that may be missing. `configs` are folders that hold one file of options, with its name,
     and may be missing. `inpainting` is the class of models that read a mask. `side`: pixels of a picture whose size is
-    not given.
+    not given; `clip`: what a denoiser with such tensors makes then, where it makes clips.
     """
 
     classes: tuple[str, ...]
@@ -61,6 +73,7 @@ class Layout:
     configs: Mapping[str, str] = field(default_factory=dict[str, str])
     inpainting: str | None = None
     side: int = 1024
+    clip: Callable[[Shapes], ClipSize] | None = None
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -166,10 +179,15 @@ class Places:
 
     def digests(self, layout: Layout) -> dict[str, str]:
         """A digest of each weights file, by its component's name in `layout` and its own."""
+        return weights_digests({name: resolve_files(files) for name, files in self.weights(layout).items()})
+
+    def weights(self, layout: Layout) -> dict[str, Files]:
+        """What holds the weights of each component that is not loaded already, maybe beside others, by its name in
+        `layout`."""
         encoders = {layout.encoders[role]: part for role, part in self.encoders.items()}
         parts = {layout.denoiser: self.denoiser, layout.vae: self.vae, **encoders, **self.others}
         paths = {name: path for name, part in parts.items() if (path := place_of(part)) is not None}
-        return weights_digests({name: resolve_files(weights_files(path, self.variant)) for name, path in paths.items()})
+        return {name: weights_files(path, self.variant) for name, path in paths.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,16 @@ def device_named(device: str | torch.device) -> torch.device:
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device is {str(device)!r}, which cannot be used: {reason}") from None
+        raise ValueError(
+            f"device is {str(device)!r}, which cannot be used: {reason}; this machine has {', '.join(_present())}"
+        ) from None
     if place.type == "meta":
         raise ValueError("device is 'meta', which holds no values; it must be one that computes, such as 'cpu'")
     return place
+
+
+def _present() -> list[str]:
+    """The names of this machine's devices."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    others = () if found is None else (f"{found.type}:{i}" for i in range(torch.accelerator.device_count()))
+    return ["cpu", *others]

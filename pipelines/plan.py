@@ -1,7 +1,8 @@
 """A request and a recipe, put together: every choice of a run, before anything is computed."""
 
+import dataclasses
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +12,7 @@ from ..denoisers.causal import Chunks
 from ..denoisers.guidance import Guidance
 from ..schedulers import Sampler, Schedule, sampler_by_name
 from ..vae.frames import next_frames
-from .chunked import chunked_frames
+from .chunked import chunked_frames, given_warnings, num_unseen
 from .edit import References, begins_with_image
 from .ends import Ends
 from .family import Family
@@ -33,6 +34,20 @@ class Inputs:
     mask: Tensor | None
     mask_rows: tuple[int, ...]
 
+    def after(self, count: int) -> "Inputs":
+        """The same clips without their first `count` frames."""
+        return dataclasses.replace(self, pixels=self.pixels[:, :, count:])
+
+    @property
+    def each_pixels(self) -> Tensor:
+        """[N, 3, F, H, W], those of each picture that is made."""
+        return self.pixels[list(self.rows)]
+
+    @property
+    def each_mask(self) -> Tensor | None:
+        """[N, 1, 1, H, W], as `each_pixels`."""
+        return None if self.mask is None else self.mask[list(self.mask_rows)]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
@@ -43,8 +58,10 @@ class Plan:
     between `denoising_start` and `denoising_end`. `negative_prompts` are None where none are given, or the guidance
     needs none; `unexpanded` are the prompts before a language model rewrote them, None where none did; `other_texts`
     are those for further text encoders that are given, by their argument, one per picture. `num_frames` are asked for:
-    the first of those that `latent_frames` stand for; `frame_rate` are those that a second shows, where that is asked
-    for. `decoding`: what a decoder is told that is told a time.
+    the first of those that `latent_frames` stand for; a single one is a picture, unless `is_clip`; `frame_rate` are
+    those that a second shows, where that is asked for. `num_given` are those of a clip that goes on: they come first in
+    the result as they are, and the model does not see the first `num_unseen` of them, nor do latents stand for these.
+    `decoding`: what a decoder is told that is told a time.
     """
 
     width: int
@@ -64,6 +81,9 @@ class Plan:
     other_texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     num_frames: int = 1
     latent_frames: int = 1
+    num_given: int = 0
+    num_unseen: int = 0
+    is_clip: bool = False
     frame_rate: float | None = None
     decoding: TimedDecoding | None = None
 
@@ -94,19 +114,19 @@ def make_plan(
     width, height = _size(request, recipe, inputs, references)
     num_frames, made_frames = _frames(request, recipe, inputs, chunks, group)
     latent_frames = 1 + (made_frames - 1) // group
+    num_given = 0 if inputs is None or chunks is None else inputs.pixels.shape[2]
     num_cells = latent_frames * (width // downsampling) * (height // downsampling)
     full = _schedule(request, recipe, family, ends, num_cells)
     strength = None if inputs is None or chunks is not None else _strength(request, recipe)
     run = full if strength is None else family.late(full, strength) if strength > 0 else None
     guidance = family.guidance(request, recipe)
     rows = tuple(prompt for prompt in range(request.num_prompts) for _ in range(request.num_images_per_prompt))
-    prompts = request.prompts or ("",) * request.num_prompts
-    negatives, has_negative = request.negative_prompts, guidance.needs_negative and request.negative_prompt is not None
+    prompts, negatives, others = _texts(request, rows, needs_negative=guidance.needs_negative)
     return Plan(
         width=width,
         height=height,
-        prompts=tuple(prompts[row] for row in rows),
-        negative_prompts=tuple(negatives[row] for row in rows) if has_negative else None,
+        prompts=prompts,
+        negative_prompts=negatives,
         rows=rows,
         seeds=_seeds(request),
         full_schedule=full,
@@ -115,13 +135,17 @@ def make_plan(
         guidance=guidance,
         strength=strength,
         output_type=request.output_type,
-        other_texts={name: tuple(texts[row] for row in rows) for name, texts in _others(request, has_negative)},
+        other_texts=others,
         num_frames=num_frames,
         latent_frames=latent_frames,
+        num_given=num_given,
+        num_unseen=num_unseen(num_given, group),
+        is_clip=recipe.num_frames > 1 or not (request.num_frames is None and request.video is None),
         frame_rate=request.frame_rate,
         decoding=decoding_of(family, request),
         warnings=(
             *_cut_frames(num_frames, made_frames),
+            *(() if chunks is None else given_warnings(num_given, chunks, group)),
             *_warnings(request, guidance),
             *family.warnings(request),
             *(() if references is None else references.warnings),
@@ -216,11 +240,21 @@ def _seeds(request: Request) -> tuple[int, ...]:
     return tuple(first + i for i in range(request.num_images))
 
 
-def _others(request: Request, has_negative: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The texts that are given for further encoders, one per prompt, by their argument."""
-    for name, text in request.given_others.items():
-        if has_negative or name in OTHERS:
-            yield name, per_prompt(text, ("",) * request.num_prompts)
+def _texts(
+    request: Request, rows: Sequence[int], *, needs_negative: bool
+) -> tuple[tuple[str, ...], tuple[str, ...] | None, dict[str, tuple[str, ...]]]:
+    """Prompts, negative prompts and other texts, one per picture, as `Plan` has them."""
+    empty = ("",) * request.num_prompts
+    prompts, negatives = request.prompts or empty, request.negative_prompts
+    has_negative = needs_negative and request.negative_prompt is not None
+    others = {
+        name: per_prompt(text, empty) for name, text in request.given_others.items() if has_negative or name in OTHERS
+    }
+    return (
+        tuple(prompts[row] for row in rows),
+        tuple(negatives[row] for row in rows) if has_negative else None,
+        {name: tuple(texts[row] for row in rows) for name, texts in others.items()},
+    )
 
 
 def _frames(
@@ -239,11 +273,11 @@ def _frames(
 def _num_frames(request: Request, recipe: Recipe, inputs: Inputs | None) -> int:
     """Those that are asked for, or the clip's."""
     if inputs is None:
-        return recipe.num_frames if request.num_frames is None else request.num_frames
-    found = inputs.pixels.shape[2]
+        return recipe.check_frames("num_frames is", request.num_frames or recipe.num_frames)
+    given, found = "image" if request.video is None else "video", inputs.pixels.shape[2]
     if request.num_frames not in (None, found):
-        raise ValueError(f"num_frames is {request.num_frames}, but video has {found}; leave it out, or cut the clip")
-    return found
+        raise ValueError(f"num_frames is {request.num_frames}, but {given} has {found}; leave it out, or cut the clip")
+    return recipe.check_frames(f"frames of {given} are", found)
 
 
 def _cut_frames(num_frames: int, made_frames: int) -> tuple[str, ...]:

@@ -26,9 +26,11 @@ from ..encoders.language import LanguageModelEncoder
 from ..language.model import LanguageModel, LanguageModelConfig
 from ..language.text import TextModel
 from ..language.tokenizer import Tokenizer, load_tokenizer, text_tokenizer_of
-from ..vae.plate import PlateVAE, PlateVAEConfig
+from ..vae.plate import PlateClipVAE, PlateClipVAEConfig, PlateVAE, PlateVAEConfig
 from ..vae.preview import LatentPreview
 from .base import Source
+from .family import PlainFamily
+from .frames import frames_in_group
 from .image import ImagePipeline
 from .recipe import Recipe
 
@@ -64,10 +66,11 @@ def load_plate(
     check_files(folder, FILES)
     config = read_config(folder / "config.json")
     _check_sizes(folder, WEIGHTS)
-    recipe = _recipe(folder, config)
     weights = {file: check_digest(folder / file, config) for file in (*WEIGHTS, "tokenizer.json")}
     denoiser = build_on_meta(lambda: PlateDenoiser(part(folder, config, "denoiser", PlateDenoiserConfig)))
-    vae = build_on_meta(lambda: PlateVAE(part(folder, config, "vae", PlateVAEConfig)))
+    vae = _autoencoder(folder, config)
+    clips = isinstance(vae, PlateClipVAE)
+    recipe = _with_frames(_recipe(folder, config), denoiser, vae) if clips else _recipe(folder, config)
     load_weights(denoiser, folder / WEIGHTS[0], dtype=dtype, device=device)
     load_weights(vae, folder / WEIGHTS[1], _without_preview(vae), dtype=dtype, device=device)
     return ImagePipeline(
@@ -77,10 +80,23 @@ def load_plate(
         encoders={"llm": load_encoder(folder, config, device=device, dtype=dtype, attention=attention)},
         vae=vae.requires_grad_(False).eval(),
         attention=attention,
+        family=PlainFamily(clips=clips),
         preview_projection=_read_preview(folder / WEIGHTS[1]),
         device=device,
         dtype=dtype,
     )
+
+
+def _autoencoder(folder: Path, config: Mapping[str, Any]) -> PlateVAE:
+    """That of clips, if the config says how many frames a group of them has; on the meta device."""
+    if "group" not in entries(config, "vae"):
+        return build_on_meta(lambda: PlateVAE(part(folder, config, "vae", PlateVAEConfig)))
+    return build_on_meta(lambda: PlateClipVAE(part(folder, config, "vae", PlateClipVAEConfig)))
+
+
+def _with_frames(recipe: Recipe, denoiser: PlateDenoiser, vae: PlateVAE) -> Recipe:
+    """The recipe, whose clips are no longer than the denoiser's."""
+    return dataclasses.replace(recipe, max_frames=1 + (denoiser.config.frames - 1) * frames_in_group(vae))
 
 
 def load_encoder(

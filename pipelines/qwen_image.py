@@ -6,7 +6,6 @@ Source: diffusers' QwenImagePipeline, QwenImageImg2ImgPipeline and QwenImageInpa
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
@@ -18,18 +17,17 @@ from ..encoders.decoder import Layer, load_decoder_encoder
 from ..encoders.in_files import QWEN2_5_VL
 from ..encoders.templates import QWEN_IMAGE, QWEN_IMAGE_DROP
 from ..language.checkpoints import ModelSource, model_config
-from ..schedulers import Schedule
 from ..schedulers.flow_match import FlowMatchConfig
 from ..vae.qwen_image import load_qwen_image_vae, load_qwen_image_vae_file
 from .base import Source
 from .distilled import check_not_told
 from .family import COMMON
-from .flow import late_steps, size_shifted_schedule
+from .flow import FlowFamily
 from .image import ImagePipeline
 from .parts import EncoderLoader, Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_text, conditioning_of, limited, options_given
+from .text_options import check_text, conditioning_of, limited
 from .texts import OtherTexts
 from .true_cfg import has_negative, true_cfg_warnings
 
@@ -50,24 +48,17 @@ DEFAULT_CELLS = 128  # latent cells a side of a picture whose size is not given
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenImageFamily:
+class QwenImageFamily(FlowFamily):
     """Qwen-Image's choices.
 
     With a negative prompt, a scale over 1 is classifier-free guidance, one pass after the other, whose tokens are then
     made as long as those of the prompt's pass. The scale is `true_cfg_scale` or, the same, `guidance_scale`.
     """
 
-    scheduler: FlowMatchConfig
-
     @property
     def arguments(self) -> frozenset[str]:
         """All common ones, and these."""
         return COMMON | {"true_cfg_scale", "max_sequence_length"}
-
-    @property
-    def draws_posterior(self) -> bool:
-        """As the reference does."""
-        return True
 
     def check(self, request: Request) -> None:
         """The length is within what the model was made for, there is one scale, and no value to be told."""
@@ -86,24 +77,12 @@ class QwenImageFamily:
             return Unguided()
         return ClassifierFree(scale, batched=False, renormalise=TokenNorm(PATCH))
 
-    def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
-        """Equal steps, or the given sigmas, shifted as the scheduler's config says, by the size where it does."""
-        return size_shifted_schedule(self.scheduler, request, recipe, num_cells // PATCH**2)
-
-    def late(self, schedule: Schedule, strength: float) -> Schedule:
-        """All but the first `int(n - n strength)` steps."""
-        return late_steps(schedule, strength)
-
     def condition(
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
         """The language model's last states of the prompts in their template."""
         text = limited(encoders["llm"], request)(prompts)
         return conditioning_of(text)
-
-    def described(self, request: Request) -> Mapping[str, Any]:
-        """The length, where it is given."""
-        return options_given(request, "max_sequence_length")
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What a scale does not do here."""

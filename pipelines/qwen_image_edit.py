@@ -1,8 +1,9 @@
-"""Qwen-Image-Edit-Plus (2509, 2511): Qwen-Image with one or more pictures to look at.
+"""Qwen-Image-Edit, which changes a picture, and Qwen-Image-Edit-Plus (2509, 2511), which looks at one or more.
 
-The language model sees a small copy of each picture, the denoiser the latents of a large one.
+The denoiser reads the latents of a large copy of each picture; the language model sees the same copy, or in Plus a
+small one.
 
-Source: diffusers' QwenImageEditPlusPipeline.
+Source: diffusers' QwenImageEditPipeline and QwenImageEditPlusPipeline.
 
 Legend: H W pixels.
 """
@@ -16,7 +17,7 @@ from functools import partial
 from torch import Tensor
 
 from ..denoisers.base import Conditioning
-from ..denoisers.qwen_image import EDIT_MARKS, PATCH
+from ..denoisers.qwen_image import EDIT_MARKS, MARKS, PATCH
 from ..encoders.base import TextEncoder
 from ..encoders.in_files import QWEN2_5_VL
 from ..encoders.vision_language import Positions, VisionLanguageEncoder, load_vision_language_encoder
@@ -27,7 +28,7 @@ from .parts import Layout, Parts
 from .pictures import resized, size_text
 from .qwen_image import QwenImageFamily, pipeline_of
 from .request import Request
-from .text_options import conditioning_of
+from .text_options import conditioning_given, conditioning_of
 from .texts import OtherTexts
 
 FAMILY = "qwen-image-edit"
@@ -39,6 +40,8 @@ LAYOUT = Layout(
     marks=EDIT_MARKS,
     inside={"llm": (QWEN2_5_VL,)},
 )
+FIRST_LAYOUT = dataclasses.replace(LAYOUT, classes=("QwenImageEditPipeline",), marks=MARKS)
+"""Its files cannot be told from Qwen-Image's."""
 MULTIPLE = 32  # of the sides of what is read
 LARGEST_RATIO = 100
 
@@ -52,18 +55,35 @@ class QwenImageEditFamily(QwenImageFamily):
         return COMMON | {"true_cfg_scale"}
 
 
+class QwenImageFirstEditFamily(QwenImageEditFamily):
+    """The same, of a picture that must be given."""
+
+    def check(self, request: Request) -> None:
+        """Also that there is a picture."""
+        super().check(request)
+        if request.image is None and not any(part.references for part in conditioning_given(request)):
+            raise ValueError("image: this model changes a picture, and there is none; give one")
+
+
 @dataclass(frozen=True, kw_only=True)
 class QwenImageEditing:
     """Pictures are read at areas of about `seen` pixels by the language model and `read` by the autoencoder, in their
-    own ratio. What is made has about `made` pixels, the last picture's ratio, and sides of multiples of `multiple`."""
+    own ratio; at most `most` for a prompt. What is made has about `made` pixels, the last picture's ratio, and sides of
+    multiples of `multiple`."""
 
     multiple: int
     seen: int = 384**2
     read: int = 1024**2
     made: int = 1024**2
+    most: int | None = None
 
     def size(self, pictures: Pictures) -> tuple[int, int]:
-        """In the last picture's ratio."""
+        """In the last picture's ratio. ValueError for more pictures than the model looks at."""
+        if self.most is not None and len(pictures) > self.most:
+            raise ValueError(
+                f"image holds {len(pictures)} pictures for a prompt; this model looks at {self.most} (one for each "
+                "prompt is given as [[a], [b]])"
+            )
         width, height = _sides(self.made, pictures[-1])
         return width - width % self.multiple, height - height % self.multiple
 
@@ -108,6 +128,14 @@ def load_qwen_image_edit(parts: Parts) -> ImagePipeline:
     read = partial(load_vision_language_encoder, attention=parts.attention)
     pipe = pipeline_of(parts, LAYOUT, FAMILY, QwenImageEditFamily, read)
     return dataclasses.replace(pipe, editing=QwenImageEditing(multiple=PATCH * pipe.vae.downsampling))
+
+
+def load_first_qwen_image_edit(parts: Parts) -> ImagePipeline:
+    """The pipeline of Qwen-Image-Edit's parts. Errors as for `load_qwen_image_edit`."""
+    read = partial(load_vision_language_encoder, heading="", attention=parts.attention)
+    pipe = pipeline_of(parts, FIRST_LAYOUT, FAMILY, QwenImageFirstEditFamily, read)
+    editing = QwenImageEditing(multiple=PATCH * pipe.vae.downsampling, seen=1024**2, most=1)
+    return dataclasses.replace(pipe, editing=editing)
 
 
 def with_positions(pipe: ImagePipeline, positions: Positions) -> ImagePipeline:

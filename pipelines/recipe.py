@@ -7,11 +7,14 @@ from typing import Any
 
 from ..schedulers import Sampler, sampler_names
 
+MAY_BE_NONE: Mapping[str, type] = {"inpaint_strength": float, "max_frames": int}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Defaults of one model. Sizes are pixels a side; `strength` is the default for image-to-image, and for inpainting
-    where `inpaint_strength` is None. `num_frames` of a clip, and how many are shown in a second."""
+    where `inpaint_strength` is None. `num_frames` of a clip (1: pictures, unless more are asked for), at most
+    `max_frames` where that is known, and how many are shown in a second."""
 
     width: int = 128
     height: int = 128
@@ -26,6 +29,7 @@ class Recipe:
     strength: float = 0.8
     inpaint_strength: float | None = None
     num_frames: int = 1
+    max_frames: int | None = None
     fps: int = 16
 
     @classmethod
@@ -35,14 +39,20 @@ class Recipe:
         Raises:
             ValueError: an unknown entry, or one of the wrong type; sizes, steps or a sampler that no request could use.
         """
-        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)} | {"inpaint_strength": float}
+        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)} | dict(MAY_BE_NONE)
         unknown = sorted(set(entries) - set(kinds))
         if unknown:
             raise ValueError(f"recipe has unknown entries {', '.join(unknown)}; known are {', '.join(kinds)}")
-        given = {name: value for name, value in entries.items() if (name, value) != ("inpaint_strength", None)}
+        given = {name: value for name, value in entries.items() if not (name in MAY_BE_NONE and value is None)}
         recipe = cls(**{name: _converted(name, value, kinds[name]) for name, value in given.items()})
         recipe._check()
         return recipe
+
+    def check_frames(self, name: str, count: int) -> int:
+        """A number of frames that the model can make. ValueError: too many."""
+        if self.max_frames is not None and count > self.max_frames:
+            raise ValueError(f"{name} {count}; this model makes clips of up to {self.max_frames} frames")
+        return count
 
     def check_side(self, name: str, value: int) -> int:
         """A height or width that the model can make.
@@ -65,8 +75,10 @@ class Recipe:
             ("size_multiple", self.size_multiple),
             ("min_size", self.min_size),
             ("num_inference_steps", self.num_inference_steps),
+            ("num_frames", self.num_frames),
+            ("max_frames", self.max_frames),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"recipe's {name} is {value}; it must be at least 1")
         if not 0 <= self.strength <= 1:
             raise ValueError(f"recipe's strength is {self.strength}; it must be from 0 to 1")

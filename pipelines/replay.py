@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy
 
+from ..denoisers.causal import Chunks
 from ..denoisers.experts import PerExpert
 from ..denoisers.first_frames import FirstFramesKept
 from ..denoisers.guidance import ClassifierFree, Distilled, Guidance, NormLimit, TokenNorm, Unguided
 from ..denoisers.skip_layers import SkipLayers
 from ..schedulers import Sampler, sampler_classes
+from .causal import causal
+from .chunked import chunks_of
 from .clips import LOSSY_CLIPS, Clip, read_clip, save_clip
 from .family import COMMON
-from .files import open_image, read_manifest, save_image
+from .files import as_jpeg, is_lossy_webp, open_image, read_manifest, save_image
 from .load import load
 from .manifest import Manifest, Plain, digest_input
 from .pictures import opened
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
     from .arguments import Clips, PictureLists, Pictures
     from .image import ImagePipeline
 
-LOSSY = ("JPEG",)
+JPEG, LOSSY_WEBP = "JPEG", "this WebP, which another program has saved again,"
+PIXELS_DIFFER = "pixels in the file differ from those that were made"
 GUIDANCES = (Unguided, ClassifierFree, Distilled, NormLimit, TokenNorm, SkipLayers, PerExpert, FirstFramesKept)
 COMPARED = ("calotype", "torch", "python", "weights", "device", "dtype", "attention", "threads", "sigmas")
 
@@ -38,8 +42,9 @@ class Replay:
     """A picture or a clip made again. `manifest` is the one in the file, `again` that of the new one.
 
     `image` is the new picture, of a clip its first frame; `clip` the new clip, if it is one; `result` the whole batch
-    it came from. `largest_difference` to the file is in levels of 0..255; `remarks` say, a line each, what was not the
-    same in the two runs, or in the file.
+    it came from. `bit_equal`: every pixel is the same; of a file that is `lossy`, what was made is: a JPEG of the new
+    picture has the same pixels, the clip the digest in the manifest. `largest_difference` to the file is in levels of
+    0..255; `remarks` say, a line each, what was not the same in the two runs, or in the file.
     """
 
     manifest: Manifest
@@ -47,17 +52,10 @@ class Replay:
     result: Result
     image: "Image"
     largest_difference: int
+    bit_equal: bool
     remarks: tuple[str, ...]
     clip: Clip | None = None
     lossy: bool = False
-
-    @property
-    def bit_equal(self) -> bool:
-        """Whether every pixel is the same; of a clip in a lossy file, as when it was made, by the digest in its
-        manifest."""
-        if self.clip is not None and self.lossy:
-            return self.manifest.frames == self.again.frames
-        return self.largest_difference == 0
 
     def save(self, path: str | Path) -> tuple[Path, ...]:
         """Writes the new picture or clip, manifest included; returns the files written. Errors as for
@@ -84,49 +82,55 @@ def replay(
 
     `image`, `mask_image`, `last_image` and `video`: the inputs of a run that was given some, the very same, one or
     several in their order (digests are checked).
-    `pipeline`: run on this one; default is to load the model that the manifest names. `progress`: a bar on stderr.
+    `pipeline`: run on this one; default is to load the model that the manifest names, with the chunks that its clip was
+    made by. `progress`: a bar on stderr.
 
     Raises:
-        FileNotFoundError, ValueError: no such file, no manifest, an input missing or not the same one, or a run that
-        cannot be repeated from a file (precomputed latents or conditioning, a sampler or guidance of the user's own).
+        FileNotFoundError, ValueError: no such file, no manifest, an input missing or not the same one, a pipeline with
+        other chunks, or a run that cannot be repeated from a file (precomputed latents or conditioning, a sampler or
+        guidance of the user's own).
     """
     manifest = read_manifest(path)
     kind = _StoredPicture if manifest.frames is None else _StoredClip
     stored = kind.read(manifest, Path(path))
     image, mask_image, last_image = opened(image), opened(mask_image), opened(last_image)
     arguments = Arguments.of(manifest, image=image, mask_image=mask_image, last_image=last_image, video=video)
-    return stored.compared(arguments.run(pipeline or _load(manifest), progress=progress))
+    return stored.compared(arguments.run(_with_chunks(pipeline, manifest), progress=progress))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _StoredPicture:
-    """A picture in a file, or a grid of several in `columns`."""
+    """A picture in a file, or a grid of several in `columns`. `lossy` is what the file is called, if it is that."""
 
     manifest: Manifest
     picture: "Image"
     columns: int
+    lossy: str | None
 
     @classmethod
     def read(cls, manifest: Manifest, path: Path) -> "_StoredPicture":
         if manifest.task.endswith("-to-video"):
             raise ValueError(f"{path}: is a sheet of frames, which cannot be replayed; the clip itself can")
         picture = open_image(path)
-        return cls(manifest=manifest, picture=picture, columns=_columns(manifest, picture.size, path))
+        columns = _columns(manifest, picture.size, path)
+        return cls(manifest=manifest, picture=picture, columns=columns, lossy=_lossy(picture, path))
 
     def compared(self, result: Result) -> Replay:
         assert result.manifest is not None
         row, images = self.manifest.row, result.pil()
         new = grid(images, self.columns) if row is None else images[row]
-        format, lossy = self.picture.format, self.picture.format in LOSSY
-        remarks = [f"{format} is lossy: pixels in the file differ from those that were made"] if lossy else []
+        difference = largest_difference(new, self.picture)
+        as_stored = largest_difference(as_jpeg(new), self.picture) if self.lossy == JPEG else difference
+        remarks = [] if self.lossy is None else [f"{self.lossy} is lossy: {PIXELS_DIFFER}"]
         return Replay(
             manifest=self.manifest,
             again=result.manifest if row is None else result.manifest.for_row(row),
             result=result,
             image=new,
-            largest_difference=largest_difference(new, self.picture),
+            largest_difference=difference,
+            bit_equal=as_stored == 0,
             remarks=(*remarks, *changes(self.manifest, result.manifest)),
-            lossy=lossy,
+            lossy=self.lossy is not None,
         )
 
 
@@ -155,12 +159,14 @@ class _StoredClip:
         row, lossy = self.manifest.row or 0, self.suffix in LOSSY_CLIPS
         frames = result.clips()[row]
         remarks = [f"{self.suffix} is lossy: frames in the file differ from those that were made"] if lossy else []
+        digest, difference = digest_input(frames), int(numpy.abs(frames.astype(numpy.int16) - self.clip.frames).max())
         return Replay(
             manifest=self.manifest,
-            again=dataclasses.replace(result.manifest.for_row(row), frames=digest_input(frames)),
+            again=dataclasses.replace(result.manifest.for_row(row), frames=digest),
             result=result,
             image=Image.fromarray(frames[0]),
-            largest_difference=int(numpy.abs(frames.astype(numpy.int16) - self.clip.frames).max()),
+            largest_difference=difference,
+            bit_equal=self.manifest.frames == digest if lossy else difference == 0,
             remarks=(*remarks, *changes(self.manifest, result.manifest)),
             clip=dataclasses.replace(self.clip, frames=frames),
             lossy=lossy,
@@ -261,6 +267,13 @@ def largest_difference(a: "Image", b: "Image") -> int:
     return int(numpy.abs(first - second).max())
 
 
+def _lossy(picture: "Image", path: Path) -> str | None:
+    """What a picture's file is called, where it does not keep every pixel."""
+    if picture.format == JPEG:
+        return JPEG
+    return LOSSY_WEBP if is_lossy_webp(path) else None
+
+
 def changes(then: Manifest, now: Manifest) -> tuple[str, ...]:
     """What was not the same in two runs, a line each."""
     before, after = vars(then), vars(now)
@@ -269,6 +282,19 @@ def changes(then: Manifest, now: Manifest) -> tuple[str, ...]:
         f"{name} differ" if name in ("weights", "sigmas") else f"{name} was {before[name]}, is now {after[name]}"
         for name in names
     )
+
+
+def _with_chunks(pipeline: "ImagePipeline | None", manifest: Manifest) -> "ImagePipeline":
+    """The pipeline, or the manifest's model, which makes clips by the same chunks. ValueError where it does not."""
+    chunks = None if manifest.chunks is None else cast(Chunks, rebuild(manifest.chunks, (Chunks,)))
+    if pipeline is None:
+        pipe = _load(manifest)
+        return pipe if chunks in (None, chunks_of(pipe.denoiser)) else causal(pipe, chunks)
+    found = chunks_of(pipeline.denoiser)
+    if chunks not in (None, found):
+        has = "whole clips" if found is None else found
+        raise ValueError(f"this clip was made by {chunks}, the pipeline makes {has}; calotype.causal(...) changes that")
+    return pipeline
 
 
 def _load(manifest: Manifest) -> "ImagePipeline":

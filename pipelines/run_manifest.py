@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..denoisers.base import Prompt
+from .chunked import chunks_of
 from .edit import begins_with_image
-from .frames import makes_clips
 from .manifest import Manifest, Task, digest_input
 from .plan import Plan, used_generators
 from .request import Request
@@ -26,12 +26,12 @@ def manifest_of_run(pipe: "ImagePipeline", request: Request, plan: Plan) -> Mani
     inputs["generator"] = [each.get_state() for each in used_generators(request)] or None
     extra = dict(pipe.family.described(request))
     extra |= {name: list(texts) for name, texts in plan.other_texts.items()}
-    extra |= {"num_frames": plan.num_frames} if makes_clips(pipe.family) else {}
+    extra |= {"num_frames": plan.num_frames} if plan.is_clip else {}
     return Manifest.build(
         family=pipe.source.family,
         model=pipe.source.name,
         weights=pipe.source.weights,
-        task=_task(pipe, request),
+        task=_task(pipe, request, plan),
         prompts=plan.prompts,
         unexpanded=plan.unexpanded,
         negative_prompts=plan.negative_prompts,
@@ -48,6 +48,7 @@ def manifest_of_run(pipe: "ImagePipeline", request: Request, plan: Plan) -> Mani
         attention=",".join(backend.name for backend in pipe.attention.backends),
         num_images_per_prompt=request.num_images_per_prompt,
         extra=extra,
+        chunks=chunks_of(pipe.denoiser),
     )
 
 
@@ -64,10 +65,10 @@ def prompt_tensors(prompt: Prompt) -> list[Tensor]:
     return [tensor for tensors in each for tensor in tensors if tensor is not None]
 
 
-def _task(pipe: "ImagePipeline", request: Request) -> Task:
+def _task(pipe: "ImagePipeline", request: Request, plan: Plan) -> Task:
     if request.video is not None:
         return "video-to-video"
-    if makes_clips(pipe.family):
+    if plan.is_clip:
         return "text-to-video" if request.image is None else "image-to-video"
     if request.mask_image is not None:
         return "inpaint"

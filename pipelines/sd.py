@@ -19,19 +19,17 @@ from functools import partial
 from typing import Any
 
 from ..denoisers.base import Conditioning
-from ..denoisers.guidance import Guidance
 from ..denoisers.unet import load_unet
 from ..denoisers.unet_config import UNetConfig, unet_config
 from ..denoisers.unet_shapes import SD_MARKS, unet_config_of_shapes
 from ..encoders.base import TextEncoder
 from ..encoders.clip import load_clip
 from ..encoders.in_files import CLIP_L, SD_2_CLIP, SD_CLIP
-from ..schedulers import Schedule
 from ..vae.kl import load_kl
 from ..vae.kl_config import SD_1
 from ..vae.kl_shapes import load_kl_like
 from .base import Source
-from .discrete import DiscreteScheduler, ScaledGuidance, mask_reader, scheduler_of
+from .discrete import DiscreteFamily, DiscreteScheduler, ScaledGuidance, mask_reader, scheduler_of
 from .family import COMMON
 from .few_steps import BETAS, FewSteps
 from .folders import check_entries
@@ -70,38 +68,18 @@ SMALL_2 = ("512", "base", "turbo")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SDFamily:
+class SDFamily(DiscreteFamily):
     """Stable Diffusion's choices: CLIP reads the prompt, classifier-free guidance over 1."""
-
-    scheduler: DiscreteScheduler
-    guide: ScaledGuidance
 
     @property
     def arguments(self) -> frozenset[str]:
         """All common ones, and these."""
         return COMMON | {"guidance_rescale", "clip_skip"}
 
-    @property
-    def draws_posterior(self) -> bool:
-        """As the reference does."""
-        return True
-
     def check(self, request: Request) -> None:
         """Guidance that the model can use, and a prompt where there is an option for reading it."""
         self.guide.check(request)
         check_text(request, longest=MAX_TOKENS)
-
-    def guidance(self, request: Request, recipe: Recipe) -> Guidance:
-        """See `ScaledGuidance`."""
-        return self.guide.of(request, recipe)
-
-    def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
-        """The scheduler's."""
-        return self.scheduler.schedule(request, recipe)
-
-    def late(self, schedule: Schedule, strength: float) -> Schedule:
-        """The last `int(n strength)` steps."""
-        return schedule.starting_at(strength)
 
     def condition(
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
@@ -113,10 +91,6 @@ class SDFamily:
     def described(self, request: Request) -> Mapping[str, Any]:
         """The layers skipped, where they are given."""
         return options_given(request, "clip_skip")
-
-    def warnings(self, request: Request) -> tuple[str, ...]:
-        """What an argument does not do here."""
-        return self.guide.warnings(request)
 
 
 def sd_scheduler(entries: Mapping[str, object]) -> DiscreteScheduler:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
@@ -35,7 +36,7 @@ from ..vae.kl_shapes import load_kl_like
 from .base import Source
 from .distilled import check_not_told
 from .family import COMMON, guidance_scale, num_steps
-from .flow import late_steps, size_shifted_schedule
+from .flow import FlowFamily, size_shifted_schedule
 from .folders import NAME, check_entries, config_of
 from .image import ImagePipeline
 from .parts import Layout, Parts
@@ -63,14 +64,12 @@ WITHOUT_T5 = f"{NO_T5}, so that long or exact descriptions are followed less wel
 
 
 @dataclass(frozen=True, kw_only=True)
-class SD3Family:
+class SD3Family(FlowFamily):
     """SD3's choices. `distilled`: turbo, which was made to run without guidance; `text_width` is T5's.
 
-    `guidance_scale` over 1 is classifier-free guidance with both passes in one batch, where both texts have as many
-    tokens as each other; up to 1 there is none.
+    `guidance_scale` over 1 is classifier-free guidance with both passes in one batch; up to 1 there is none.
     """
 
-    scheduler: FlowMatchConfig
     text_width: int
     distilled: bool
 
@@ -78,11 +77,6 @@ class SD3Family:
     def arguments(self) -> frozenset[str]:
         """All common ones, and these."""
         return COMMON | {*OTHERS, *OTHER_NEGATIVES, "max_sequence_length", "clip_skip"}
-
-    @property
-    def draws_posterior(self) -> bool:
-        """As the reference does."""
-        return True
 
     def check(self, request: Request) -> None:
         """The length is within what the model was made for; it is told no guidance value."""
@@ -105,10 +99,6 @@ class SD3Family:
             return size_shifted_schedule(self.scheduler, request, recipe, tokens)
         return flow_match_schedule(self.scheduler, num_steps(request, recipe), num_image_tokens=tokens)
 
-    def late(self, schedule: Schedule, strength: float) -> Schedule:
-        """All but the first `int(n - n strength)` steps."""
-        return late_steps(schedule, strength)
-
     def condition(
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
@@ -122,9 +112,9 @@ class SD3Family:
             raise ValueError("this model reads pooled vectors of both CLIP encoders")
         short = side_by_side((clip, clip_2), (small, large))
         long = self._zeros(short.states, request) if t5 is None else t5(others.third)
-        states = functional.pad(short.states, (0, long.states.shape[2] - short.states.shape[2]))
+        wide = functional.pad(short.states, (0, long.states.shape[2] - short.states.shape[2]))
         return Conditioning(
-            states=torch.cat((states, long.states), dim=1),
+            states=_one_after_the_other(wide, short.lengths, long.states),
             lengths=short.lengths + long.lengths.to(short.lengths.device),
             pooled=torch.cat((small.pooled, large.pooled), dim=-1),
             warnings=tuple(dict.fromkeys((*short.warnings, *long.warnings))),
@@ -185,6 +175,13 @@ def load_sd3(parts: Parts) -> ImagePipeline:
         device=parts.device,
         dtype=parts.dtype,
     )
+
+
+def _one_after_the_other(short: Tensor, lengths: Tensor, long: Tensor) -> Tensor:
+    """The first `lengths` [B] of each row's states [B, L, D], then all of its states [B, Lt, D]; zeros at the end of
+    rows that have fewer than others."""
+    rows = [torch.cat((row[:length], text)) for row, length, text in zip(short, lengths.tolist(), long, strict=True)]
+    return pad_sequence(rows, batch_first=True)
 
 
 def _check_third(encoders: Mapping[str, TextEncoder], request: Request) -> None:

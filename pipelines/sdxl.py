@@ -17,19 +17,17 @@ import torch
 from torch import Tensor
 
 from ..denoisers.base import Conditioning
-from ..denoisers.guidance import Guidance
 from ..denoisers.unet import load_unet
 from ..denoisers.unet_config import UNetConfig, unet_config
 from ..denoisers.unet_shapes import SDXL_MARKS, is_refiner, unet_config_of_shapes
 from ..encoders.base import TextEncoder
 from ..encoders.clip import load_clip
 from ..encoders.in_files import CLIP_G, CLIP_L, SDXL_CLIP, SDXL_CLIP_2
-from ..schedulers import Schedule
 from ..vae.kl import load_kl
 from ..vae.kl_config import SDXL
 from ..vae.kl_shapes import load_kl_like
 from .base import Source
-from .discrete import DiscreteScheduler, ScaledGuidance, mask_reader, scheduler_of
+from .discrete import DiscreteFamily, DiscreteScheduler, ScaledGuidance, mask_reader, scheduler_of
 from .family import COMMON
 from .few_steps import BETAS, FewSteps
 from .folders import check_entries, config_of
@@ -65,13 +63,11 @@ SCHEDULER = {"_class_name": "EulerDiscreteScheduler", **BETAS, "timestep_spacing
 
 
 @dataclass(frozen=True, kw_only=True)
-class SDXLFamily:
+class SDXLFamily(DiscreteFamily):
     """Stable Diffusion XL's choices. `scored`: the model is told an aesthetic score, as the refiner is, else a target
     size; `both`: two encoders read the prompt, else the larger one alone. `empty_is_zero`: where no negative prompt is
     given, its states are zeros, else those of an empty one."""
 
-    scheduler: DiscreteScheduler
-    guide: ScaledGuidance
     scored: bool
     both: bool
     empty_is_zero: bool
@@ -91,11 +87,6 @@ class SDXLFamily:
         own |= {"denoising_start", "denoising_end", "aesthetic_score" if self.scored else "target_size"}
         return COMMON | own | ({"prompt_2", "negative_prompt_2"} if self.both else set())
 
-    @property
-    def draws_posterior(self) -> bool:
-        """As the reference does."""
-        return True
-
     def check(self, request: Request) -> None:
         """Guidance that the model can use, sizes and shares that make sense, whole conditioning."""
         self.guide.check(request)
@@ -105,18 +96,6 @@ class SDXLFamily:
         for part in conditioning_given(request):
             if part.pooled is None or part.time_ids is None:
                 raise ValueError("conditioning: this model reads a pooled vector, and time_ids")
-
-    def guidance(self, request: Request, recipe: Recipe) -> Guidance:
-        """See `ScaledGuidance`."""
-        return self.guide.of(request, recipe)
-
-    def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
-        """The scheduler's."""
-        return self.scheduler.schedule(request, recipe)
-
-    def late(self, schedule: Schedule, strength: float) -> Schedule:
-        """The last `int(n strength)` steps."""
-        return schedule.starting_at(strength)
 
     def condition(
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
@@ -163,10 +142,6 @@ class SDXLFamily:
     def described(self, request: Request) -> Mapping[str, Any]:
         """The options for text and shares, and what the model is told, where they are given."""
         return options_given(request, "clip_skip", *TOLD, "denoising_start", "denoising_end")
-
-    def warnings(self, request: Request) -> tuple[str, ...]:
-        """What an argument does not do here."""
-        return self.guide.warnings(request)
 
 
 def load_sdxl(parts: Parts) -> ImagePipeline:

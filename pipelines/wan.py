@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ..core.copies import moved
 from ..core.loading import build_on_meta
+from ..core.shapes import Shapes
 from ..core.weight_source import WeightSource
 from ..denoisers.base import Denoiser
 from ..denoisers.experts import Experts, PerExpert
@@ -32,13 +33,13 @@ from ..schedulers.unipc import UniPCConfig, unipc_schedule
 from ..vae.base import Autoencoder
 from ..vae.wan import load_wan_vae, load_wan_vae_file
 from .base import Source
-from .causal import PIPELINE, causal, chunks_told, shift_told
+from .causal import PIPELINE, causal, check_causal, chunks_told, shift_told
 from .distilled import check_not_told
-from .family import COMMON, guidance_scale, num_steps
+from .family import COMMON, OF_CLIPS, STARTING, guidance_scale, num_steps
 from .folders import check_entries
 from .frames import BesideLatents, FirstLatents, Looking, frames_in_group
 from .image import ImagePipeline
-from .parts import Layout, Parts
+from .parts import ClipSize, Layout, Parts
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_text
@@ -55,15 +56,15 @@ LAYOUT = Layout(
     needed=lambda shapes: frozenset((PICTURES,)) if shapes.has(*PICTURE_KEYS) else frozenset[str](),
     marks=MARKS,
     inside={"t5": (UMT5,)},
-    side=640,
+    clip=lambda shapes: ClipSize(width=WIDTH, height=HEIGHT, frames=FRAMES, group=4, side=_token_side(shapes)),
 )
 SCHEDULER = UniPCConfig(flow_shift=3.0)
 """For files that have none: what Wan is run with at 480p."""
 SchedulerConfig = UniPCConfig | FlowMatchConfig
 Begins = Literal["never", "maybe", "always"]
 TI2V_CHANNELS = 48  # of TI2V-5B's latents
-STARTING = frozenset(("image", "mask_image", "strength"))
 WIDTH, HEIGHT, LARGEST = 832, 480, 4096
+FRAMES = 81
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +82,10 @@ class WanFamily(WanTexts):
     @property
     def arguments(self) -> frozenset[str]:
         """All common ones but those for starting from a picture, and these."""
-        own = {"num_frames", "num_videos_per_prompt", "max_sequence_length"}
         second = set[str]() if self.boundary is None else {"guidance_scale_2"}
         pictures = set[str]() if self.begins == "never" else {"image", "last_image"}
         clips = set[str]() if self.begins == "always" else {"video", "strength"}
-        return (COMMON - STARTING) | own | second | pictures | clips
+        return (COMMON - STARTING) | OF_CLIPS | {"max_sequence_length"} | second | pictures | clips
 
     def check(self, request: Request) -> None:
         """The length is within what the model was made for, and there is no value to be told."""
@@ -136,6 +136,8 @@ def load_wan(parts: Parts) -> ImagePipeline:
     boundary, chunks = _boundary(index), chunks_told(parts)
     scheduler = SCHEDULER if chunks is not None else parts.scheduler_config(_scheduler, SCHEDULER)
     config = _config(parts)
+    if chunks is not None:
+        check_causal(parts.name, config, boundary)
     check_entries([(parts.encoders["t5"], "d_model", config.text_width)])
     experts = [parts] if boundary is None else [parts, _second(parts)]
     built = [_built(each) for each in experts]  # refuses broken files
@@ -175,9 +177,14 @@ def recipe(scheduler: SchedulerConfig, downsampling: int = 8, *, fps: int = 16) 
         guidance_scale=5.0,
         strength=0.8,
         sampler=UniPC(order=scheduler.solver_order) if isinstance(scheduler, UniPCConfig) else "euler",
-        num_frames=81,
+        num_frames=FRAMES,
         fps=fps,
     )
+
+
+def _token_side(shapes: Shapes) -> int:
+    """Pixels a side of a token, by the channels that the denoiser reads."""
+    return PATCH * (16 if shapes.of("patch_embedding.weight", axes=5)[1] == TI2V_CHANNELS else 8)
 
 
 def _scheduler(entries: Mapping[str, Any]) -> SchedulerConfig:

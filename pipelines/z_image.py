@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..core.loading import build_on_meta
 from ..core.weight_source import WeightSource
@@ -28,7 +27,6 @@ from ..encoders.base import TextEncoder
 from ..encoders.decoder import Layer, load_decoder_encoder
 from ..encoders.in_files import QWEN3
 from ..encoders.templates import Z_IMAGE
-from ..schedulers import Schedule
 from ..schedulers.flow_match import FlowMatchConfig
 from ..vae.kl import load_kl
 from ..vae.kl_config import FLUX_1
@@ -36,13 +34,13 @@ from ..vae.kl_shapes import load_kl_like
 from .base import Source
 from .distilled import check_not_told
 from .family import COMMON, guidance_scale
-from .flow import late_steps, size_shifted_schedule
+from .flow import FlowFamily
 from .folders import check_entries
 from .image import ImagePipeline
 from .parts import EncoderLoader, Layout, Parts
 from .recipe import Recipe
 from .request import Request
-from .text_options import check_text, conditioning_of, limited, options_given
+from .text_options import check_text, conditioning_of, limited
 from .texts import OtherTexts
 
 FAMILY = "z_image"
@@ -62,14 +60,13 @@ DEFAULT_CELLS = 128  # latent cells a side of a picture whose size is not given
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZImageFamily:
+class ZImageFamily(FlowFamily):
     """Z-Image's choices. `most_tokens`: the longest text the model has positions for.
 
     `guidance_scale` s over 0 is classifier-free guidance c + s (c - u), both passes in one batch; up to 0 there is
     none.
     """
 
-    scheduler: FlowMatchConfig
     most_tokens: int
     turbo: bool
 
@@ -77,11 +74,6 @@ class ZImageFamily:
     def arguments(self) -> frozenset[str]:
         """All common ones, and these."""
         return COMMON | {"max_sequence_length", "cfg_normalization", "cfg_truncation"}
-
-    @property
-    def draws_posterior(self) -> bool:
-        """As the reference does."""
-        return True
 
     def check(self, request: Request) -> None:
         """The length is within what the model has positions for; it is told no guidance value."""
@@ -103,24 +95,12 @@ class ZImageFamily:
             renormalise=NormLimit(limit) if limit > 0 else None,
         )
 
-    def schedule(self, request: Request, recipe: Recipe, num_cells: int) -> Schedule:
-        """Equal steps, or the given sigmas, shifted as the scheduler's config says."""
-        return size_shifted_schedule(self.scheduler, request, recipe, num_cells // PATCH**2)
-
-    def late(self, schedule: Schedule, strength: float) -> Schedule:
-        """All but the first `int(n - n strength)` steps."""
-        return late_steps(schedule, strength)
-
     def condition(
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
         """The language model's states."""
         text = limited(encoders["llm"], request)(prompts)
         return conditioning_of(text)
-
-    def described(self, request: Request) -> Mapping[str, Any]:
-        """The length, where it is given."""
-        return options_given(request, "max_sequence_length")
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here, or what the model was not made for."""

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
+from parity import error
 from torch import Tensor
 from torch.nn import functional
 
@@ -83,3 +85,19 @@ def four_steps(
             steps.append((torch.cat((clip, x), dim=2), torch.cat((clip, x0), dim=2)))
         clip = torch.cat((clip, x0), dim=2)
     return steps
+
+
+def compare(network: Any, pipe: Any, request: Any, seeds: Sequence[int], begin: Tensor) -> Any:
+    """Every step of a request's clips, which begin with the latents `begin`, is the one that is written out; the last
+    step."""
+    encoded, chunks = pipe.encode(request), pipe.denoiser.chunks
+    lengths = chunks.lengths(encoded.shape[2], begin.shape[2])
+    wanted = four_steps(network, padded(encoded.conditioning.positive), seeds, begin, lengths, chunks)
+    steps = list(pipe.denoise(encoded))
+    assert len(steps) == len(wanted)
+    for number, (step, (latents, denoised)) in enumerate(zip(steps, wanted, strict=True)):
+        assert (step.index, step.total, step.chunk) == (number, len(wanted), number // 4)
+        assert step.sigma == pytest.approx((*SIGMAS[1:], 0.0)[number % 4])
+        assert error(step.latents, latents) < 1e-5
+        assert error(step.denoised, denoised) < 1e-5
+    return steps[-1]

@@ -76,7 +76,7 @@ def tiny_plate(tokenizer: Tokenizer) -> ImagePipeline:
     )
     vae = PlateVAE(PlateVAEConfig(encoder_widths=(8, 8), decoder_widths=(8, 8, 8), decoder_blocks=(1, 1, 1)))
     for module in (denoiser, vae, language):
-        _randomise(module)
+        randomise(module)
     encoder = LanguageModelEncoder(language_model=language, tokenizer=tokenizer, layer=2, normed=False, max_tokens=32)
     return ImagePipeline(
         source=Source(family="plate", name="tiny", weights={}),
@@ -123,7 +123,7 @@ def llama_folder(tokenizer_path: Path, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-def _randomise(module: torch.nn.Module) -> None:
+def randomise(module: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             scale = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.2

@@ -17,10 +17,10 @@ SCHEDULER: dict[str, Any] = {
 }
 
 
-def causal_folder(folder: Path, **entries: Any) -> Any:
-    """diffusers' pipeline of random weights, which is saved to the folder as a causal one; `entries` go into the
-    denoiser's config.json."""
-    theirs = wan_pipeline(folder)
+def causal_folder(folder: Path, kind: str = "text", **entries: Any) -> Any:
+    """diffusers' pipeline of random weights of a kind of Wan's, which is saved to the folder as a causal one; `entries`
+    go into the denoiser's config.json."""
+    theirs = wan_pipeline(folder, kind)
     change(folder / "model_index.json", _class_name="WanCausalDMDPipeline")
     change(folder / "transformer" / "config.json", _class_name="CausalWanTransformer3DModel", **entries)
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))

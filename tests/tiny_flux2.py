@@ -22,8 +22,15 @@ DOWNSAMPLING = 8
 
 
 def flux2_pipeline(kind: str, folder: Path) -> Any:
-    """diffusers' pipeline of random weights, of the kind "dev", "klein" or "klein base"; it is also saved."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline, Flux2Pipeline, Flux2Transformer2DModel
+    """diffusers' pipeline of random weights, of the kind "dev", "klein", "klein base" or "klein kv"; it is also
+    saved."""
+    from diffusers import (
+        FlowMatchEulerDiscreteScheduler,
+        Flux2KleinKVPipeline,
+        Flux2KleinPipeline,
+        Flux2Pipeline,
+        Flux2Transformer2DModel,
+    )
 
     torch.manual_seed(12)
     is_dev = kind == "dev"
@@ -40,7 +47,10 @@ def flux2_pipeline(kind: str, folder: Path) -> Any:
         "tokenizer": tokenizer,
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
     }
-    pipe = Flux2Pipeline(**parts) if is_dev else Flux2KleinPipeline(**parts, is_distilled=kind == "klein")
+    if kind in ("dev", "klein kv"):
+        pipe = (Flux2Pipeline if is_dev else Flux2KleinKVPipeline)(**parts)
+    else:
+        pipe = Flux2KleinPipeline(**parts, is_distilled=kind == "klein")
     pipe.set_progress_bar_config(disable=True)
     pipe.save_pretrained(folder)
     return pipe

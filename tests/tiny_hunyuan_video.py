@@ -243,6 +243,14 @@ def in_original_layout(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return made | {name: torch.cat([parts[n] for n in "qkv"]) for name, parts in joined.items()}
 
 
+def in_comfy_layout(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same as ComfyUI repackages it: one matrix for queries, keys and values in each stream."""
+    made = in_original_layout(weights)
+    for name in [name for name in made if "_attn_q." in name]:
+        made[name.replace("_q.", "_qkv.")] = torch.cat([made.pop(name.replace("_q.", f"_{n}.")) for n in "qkv"])
+    return made
+
+
 def _renamed(name: str) -> str:
     for theirs, original in _ORIGINAL:
         name = name.replace(theirs, original)

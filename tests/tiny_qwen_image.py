@@ -88,17 +88,17 @@ def qwen_image_pipeline(folder: Path) -> Any:
     return pipe
 
 
-def qwen_image_edit_pipeline(folder: Path, **changes: Any) -> Any:
-    """diffusers' Edit-Plus pipeline of random weights, whose files are also in the folder."""
-    from diffusers import QwenImageEditPlusPipeline, QwenImagePipeline
+def qwen_image_edit_pipeline(folder: Path, name: str = "QwenImageEditPlusPipeline", **changes: Any) -> Any:
+    """diffusers' Edit-Plus pipeline, or the one of this name, of random weights, whose files are also in the folder."""
+    import diffusers
 
     parts = qwen_image_parts(**changes)
-    QwenImagePipeline(**parts).save_pretrained(folder)
+    diffusers.QwenImagePipeline(**parts).save_pretrained(folder)
     index = json.loads((folder / "model_index.json").read_text())
-    index |= {"_class_name": "QwenImageEditPlusPipeline", "processor": ["transformers", "Qwen2VLProcessor"]}
+    index |= {"_class_name": name, "processor": ["transformers", "Qwen2VLProcessor"]}
     (folder / "model_index.json").write_text(json.dumps(index))
     parts["tokenizer"].save_pretrained(folder / "processor")
     (folder / "processor" / "preprocessor_config.json").write_text(json.dumps(READS))
-    pipe = QwenImageEditPlusPipeline(**parts, processor=QwenVLProcessor(parts["tokenizer"]))
+    pipe = getattr(diffusers, name)(**parts, processor=QwenVLProcessor(parts["tokenizer"]))
     pipe.set_progress_bar_config(disable=True)
     return pipe

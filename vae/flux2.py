@@ -7,7 +7,7 @@ Legend: B rows, C latent channels (four times the raw ones), H W pixels, h w lat
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ from torch.nn import functional
 from ..core.checkpoint import Files
 from ..core.component_files import component_weights
 from ..core.copies import moved
-from ..core.diffusers_config import POSITIVE, SIZES, checked, made, read_config
+from ..core.diffusers_config import POSITIVE, SIZES, checked, read_config
 from ..core.key_map import KeyMap, Layout, Rule
 from ..core.loading import build_on_meta, load_weights
 from ..core.saving import Component, Weight
@@ -28,6 +28,8 @@ from .kl import KLAutoencoder
 from .kl_config import CLASS_NAME, KLConfig, kl_config
 from .kl_keys import kl_key_map
 from .kl_shapes import PREFIXES, sized_kl_config
+from .latent_space import Standardised
+from .loading import module_on_meta
 from .tiling import Tiling
 
 PATCH = 2
@@ -132,8 +134,7 @@ class Flux2Autoencoder:
             if length % self.downsampling:
                 raise ValueError(f"the {side} is {length} pixels; it must be a multiple of {self.downsampling}")
         raw = self.kl.encode(pixels, None if noise is None else _spread(noise))
-        mean, std = self._statistics()
-        return (_joined(raw) - mean) / std
+        return self._space().normalised(_joined(raw))
 
     def decode(self, latents: Tensor) -> Tensor:
         """Pixels [B, 3, 1, H, W], about -1..1, of latents [B, C, 1, h, w]. Raises ValueError for another shape."""
@@ -141,12 +142,10 @@ class Flux2Autoencoder:
             raise ValueError(
                 f"latents have shape {list(latents.shape)}; it must be [rows, {self.latent_channels}, 1, height, width]"
             )
-        mean, std = self._statistics()
-        return self.kl.decode(_spread(latents.float() * std + mean))
+        return self.kl.decode(_spread(self._space().raw(latents)))
 
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Both [1, C, 1, 1, 1]."""
-        return self.mean.view(1, -1, 1, 1, 1), self.std.view(1, -1, 1, 1, 1)
+    def _space(self) -> Standardised:
+        return Standardised(mean=self.mean.view(1, -1, 1, 1, 1), std=self.std.view(1, -1, 1, 1, 1))
 
 
 def load_flux2_kl(
@@ -234,8 +233,7 @@ def _build(config: Flux2KLConfig) -> nn.Module:
     """diffusers' module on the meta device, without its statistics. Raises ValueError for sizes that make none."""
     from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
 
-    build: Callable[..., nn.Module] = AutoencoderKLFlux2
-    module = made(FLUX2_CLASS, lambda: build_on_meta(lambda: build(**config.entries())))
+    module = module_on_meta(FLUX2_CLASS, AutoencoderKLFlux2, config.entries())
     module.register_module("bn", nn.Identity())
     return module
 

@@ -10,26 +10,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .frames import check_frames
-from .kl import check_floating, check_side, check_volume
 from .tiling import InParts
 
 _K = TypeVar("_K")
-
-
-def check_pixels(pixels: Tensor, downsampling: int, group: int) -> None:
-    """Refuse, with a ValueError, what is no clip [B, 3, F, H, W] of floating-point numbers, frames that are no whole
-    number of groups after the first, and sides that are no multiple of the downsampling."""
-    check_values("pixels", pixels, 3)
-    for side, length in (("height", pixels.shape[3]), ("width", pixels.shape[4])):
-        check_side(side, length, downsampling)
-    check_frames(pixels.shape[2], group)
-
-
-def check_values(name: str, x: Tensor, channels: int) -> None:
-    """Refuse, with a ValueError, what is no volume of so many channels, or not of floating-point numbers."""
-    check_volume(name, x, channels)
-    check_floating(name, x)
 
 
 def frame_groups(pixels: Tensor, group: int) -> list[Tensor]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.diffusers_config import FLAG, POSITIVE, SIZE, SIZES, Kind, known_entries, read_config
+from ..core.diffusers_config import FLAG, POSITIVE, SIZE, SIZES, Kind, known_entries, listed, read_config
 from ..core.shapes import Shapes
 
 CLASS_NAME = "AutoencoderKLHunyuanVideo15"
@@ -43,7 +43,7 @@ class HunyuanVideoVAEConfig:
 
     def entries(self) -> dict[str, Any]:
         """The arguments of diffusers' class."""
-        return {name: list(each) if isinstance(each, tuple) else each for name, each in vars(self).items()}
+        return listed(self)
 
 
 def read_hunyuan_video_vae_config(folder: Path) -> HunyuanVideoVAEConfig:

@@ -5,11 +5,9 @@ Legend: B rows, C latent channels, H W pixels, h w latent cells; a picture is a 
 
 import copy
 import dataclasses
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +15,14 @@ from torch import Tensor, nn
 from ..core.checkpoint import Files
 from ..core.component_files import component_weights
 from ..core.copies import moved
-from ..core.diffusers_config import made
-from ..core.loading import build_on_meta, load_weights
+from ..core.loading import load_weights
 from ..core.naming import naming
-from ..core.saving import Component, weights_of
+from ..core.saving import Component
+from .checks import check_floating, check_side, check_volume
 from .kl_config import CLASS_NAME, KLConfig, read_kl_config
 from .kl_keys import kl_key_map
+from .latent_space import Scaled, drawn_latents, mean_and_std
+from .loading import autoencoder_component, module_on_meta
 from .tiling import InParts, Tiling
 
 
@@ -84,23 +84,21 @@ class KLAutoencoder:
         encoder = self._half("encoder", "quant_conv" if self.config.use_quant_conv else None)
         moments = self._in_parts(encoder, pixels[:, :, 0], unit_in=self.downsampling, unit_out=1)
         mean, std = mean_and_std(moments[:, :, None])
-        shift, scale = self._shift_and_scale(mean)
-        return (mean - shift) * scale, std * scale
+        space = self._space(mean.device)
+        return space.normalised(mean), space.deviation(std)
 
     def decode(self, latents: Tensor) -> Tensor:
         """Pixels [B, 3, 1, H, W], about -1..1, of latents [B, C, 1, h, w]. Raises ValueError for another shape, or
         numbers that are not floating-point."""
         _check("latents", latents, self.latent_channels)
-        shift, scale = self._shift_and_scale(latents)
-        raw = latents.float() / scale + shift
+        raw = self._space(latents.device).raw(latents)
         decoder = self._half("post_quant_conv" if self.config.use_post_quant_conv else None, "decoder")
         return self._in_parts(decoder, raw[:, :, 0], unit_in=1, unit_out=self.downsampling)[:, :, None]
 
-    def _shift_and_scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Both [1, C, 1, 1, 1], float32, on the device of `like`."""
-        both = torch.tensor((self.config.shift, self.config.scale), dtype=torch.float32, device=like.device)
+    def _space(self, device: torch.device) -> Scaled:
+        both = torch.tensor((self.config.shift, self.config.scale), dtype=torch.float32, device=device)
         shift, scale = both.view(2, 1, -1, 1, 1, 1)
-        return shift, scale
+        return Scaled(shift=shift, scale=scale)
 
     def _half(self, *names: str | None) -> nn.Module:
         """The parts that are named, one after the other, in the dtype to compute in."""
@@ -172,34 +170,7 @@ def _build(config: KLConfig) -> nn.Module:
     """diffusers' module on the meta device. Raises ValueError for sizes that make none."""
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
-    build: Callable[..., nn.Module] = AutoencoderKL
-    return made(CLASS_NAME, lambda: build_on_meta(lambda: build(**config.entries())))
-
-
-def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of a posterior, [B, C, ...] each, of what an encoder gives: [B, 2 C, ...], mean and log variance."""
-    mean, log_variance = moments.chunk(2, dim=1)
-    return mean, torch.exp(0.5 * log_variance.clamp(-30.0, 20.0))
-
-
-def drawn_latents(mean: Tensor, std: Tensor, noise: Tensor | None) -> Tensor:
-    """A posterior's mean, or mean + std * `noise`. Raises ValueError for noise of another shape."""
-    if noise is None:
-        return mean
-    if noise.shape != mean.shape:
-        raise ValueError(f"noise has shape {list(noise.shape)}; the latents have {list(mean.shape)}")
-    return mean + std * noise.to(mean)
-
-
-def autoencoder_component(module: nn.Module, tiling: Tiling | None) -> Component:
-    """The folder of an autoencoder of diffusers.
-
-    Raises:
-        ValueError: there is a tiling, which changes what is decoded and is in no file.
-    """
-    if tiling is not None:
-        raise ValueError(f"its tiling is {tiling}, which a folder does not hold")
-    return Component(entries=json.loads(cast(Any, module).to_json_string()), weights=weights_of(module))
+    return module_on_meta(CLASS_NAME, AutoencoderKL, config.entries())
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
@@ -222,23 +193,3 @@ def _check(name: str, x: Tensor, channels: int) -> None:
             " row of its own"
         )
     check_floating(name, x)
-
-
-def check_volume(name: str, x: Tensor, channels: int, *, frames: str = "frames") -> None:
-    """Refuse, with a ValueError, what is no volume of so many channels; `frames`: how many, in words."""
-    if x.ndim != 5 or x.shape[1] != channels or 0 in x.shape:
-        raise ValueError(f"{name} have shape {list(x.shape)}; it must be [rows, {channels}, {frames}, height, width]")
-
-
-def check_floating(name: str, x: Tensor) -> None:
-    """Refuse, with a ValueError, what is not of floating-point numbers."""
-    if not x.is_floating_point():
-        raise ValueError(f"{name} are {x.dtype}; they must be floating-point numbers")
-
-
-def check_side(side: str, length: int, multiple: int) -> None:
-    """Refuse a side that is no multiple with a ValueError that names both neighbours."""
-    if length % multiple:
-        below = length // multiple * multiple
-        nearest = f"{below + multiple}" if below == 0 else f"{below} or {below + multiple}"
-        raise ValueError(f"the {side} is {length} pixels; it must be a multiple of {multiple}, such as {nearest}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ..core.diffusers_config import FLAG, FLAGS, POSITIVE, SIZE, SIZES, Kind, known_entries, read_config
+from ..core.diffusers_config import FLAG, FLAGS, POSITIVE, SIZE, SIZES, Kind, known_entries, listed, read_config
 
 CLASS_NAME = "AutoencoderKLLTXVideo"
 PLAIN, LATER = "LTXVideoDownBlock3D", "LTXVideo095DownBlock3D"
@@ -96,7 +96,7 @@ class LTXVAEConfig:
 
     def entries(self) -> dict[str, Any]:
         """The arguments of diffusers' class."""
-        return {name: list(each) if isinstance(each, tuple) else each for name, each in vars(self).items()}
+        return listed(self)
 
     def _encoded(self) -> tuple[int, int]:
         """Frames and pixels a side of a latent cell, by the encoder's levels."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from .between import Between
 from .frames import check_frames
+from .plate_blocks import ChannelNorm, ResidualBlock, conv
 
 DOWNSAMPLING = 8
 
@@ -80,20 +81,28 @@ class PlateVAE(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class PlateClipVAEConfig(PlateVAEConfig):
-    """Sizes: `group` is G, `between_blocks` are those before and after a pair of latent frames becomes G frames."""
+    """Sizes: `group` is G; blocks at 1/8 of the resolution that look at two latent frames, and the width of what mends
+    the frames between."""
 
     group: int = 4
-    between_blocks: tuple[int, int] = (4, 3)
+    between_blocks: int = 4
+    between_width: int = 32
 
 
 class PlateClipVAE(PlateVAE):
-    """The first frame, and the last one of each group after it, are latent frames, alike those of pictures. A group is
-    drawn from its own latent frame and the one before it, so decoding is causal."""
+    """The first frame, and the last one of each group after it, are latent frames, and drawn as pictures are.
+    The others of a group are made of that frame and the one before it, so decoding is causal."""
 
     def __init__(self, config: PlateClipVAEConfig) -> None:
         super().__init__(config)
         self.group = config.group
-        self.between = Between(config)
+        self.between = Between(
+            features=config.decoder_widths[0],
+            count=config.group - 1,
+            blocks=config.between_blocks,
+            width=config.between_width,
+            eps=config.norm_eps,
+        )
 
     @property
     def temporal_downsampling(self) -> int:
@@ -118,36 +127,18 @@ class PlateClipVAE(PlateVAE):
 
     def _groups(self, raw: Tensor) -> Iterator[Tensor]:
         first, *rest = raw.unbind(2)
-        before = self.decoder.features(first)
-        yield self.decoder.pixels(before)[:, :, None]
+        before = self.features_and_pixels(first)
+        yield before[1][:, :, None]
         for frame in rest:
-            after = self.decoder.features(frame)
-            yield self.between(before, after)
+            after = self.features_and_pixels(frame)
+            between = self.between((before[0], after[0]), (before[1], after[1]))
+            yield torch.cat((between, after[1][:, :, None]), dim=2)
             before = after
 
-
-class Between(nn.Module):
-    """A group of frames, of the decoder's features of the latent frames before it and of its own. It begins as a fade
-    from one to the other."""
-
-    def __init__(self, config: PlateClipVAEConfig) -> None:
-        super().__init__()
-        deep = config.decoder_widths[0]
-        before, after = config.between_blocks
-        self.pair = _conv(2 * deep, deep)
-        self.blocks = nn.Sequential(*(ResidualBlock(deep, config.norm_eps) for _ in range(before)))
-        self.spread = nn.Conv2d(deep, config.group * deep, 1)
-        self.refine = nn.Sequential(*(ResidualBlock(deep, config.norm_eps) for _ in range(after)))
-        self.tail = nn.Sequential(*_tail(config))
-        self.register_buffer("shares", torch.arange(1, config.group + 1) / config.group, persistent=False)
-
-    def forward(self, before: Tensor, after: Tensor) -> Tensor:
-        """Features [B, D, h, w] of both to frames [B, 3, G, H, W]."""
-        shares: Tensor = self.get_buffer("shares").to(before.dtype).view(-1, 1, 1, 1)
-        fade = before[:, None] + shares * (after - before)[:, None]  # [B, G, D, h, w]
-        moved = self.spread(self.blocks(self.pair(torch.cat((before, after), dim=1)))).view(fade.shape)
-        frames: Tensor = self.tail(self.refine((fade + moved).flatten(0, 1)))
-        return frames.unflatten(0, (len(before), -1)).transpose(1, 2)
+    def features_and_pixels(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """The decoder's state at 1/8 of the resolution, [B, D, h, w], and its frame [B, 3, H, W], of raw latents."""
+        features = self.decoder.features(raw)
+        return features, self.decoder.pixels(features)
 
 
 class Encoder(nn.Sequential):
@@ -157,7 +148,7 @@ class Encoder(nn.Sequential):
         wide, deep = config.encoder_widths
         super().__init__(
             nn.PixelUnshuffle(4),
-            _conv(48, wide),
+            conv(48, wide),
             *(ResidualBlock(wide, config.norm_eps) for _ in range(config.encoder_blocks[0])),
             nn.Conv2d(wide, deep, 2, stride=2),
             *(ResidualBlock(deep, config.norm_eps) for _ in range(config.encoder_blocks[1])),
@@ -173,7 +164,7 @@ class Decoder(nn.Sequential):
     def __init__(self, config: PlateVAEConfig) -> None:
         eighth, blocks = config.decoder_widths[0], config.decoder_blocks[0]
         super().__init__(
-            _conv(config.latent_channels, eighth),
+            conv(config.latent_channels, eighth),
             *(ResidualBlock(eighth, config.norm_eps) for _ in range(blocks)),
             *_tail(config),
         )
@@ -186,39 +177,6 @@ class Decoder(nn.Sequential):
     def pixels(self, features: Tensor) -> Tensor:
         """The frames of that state."""
         return _through([*self][self.depth :], features)
-
-
-class ResidualBlock(nn.Module):
-    """x + conv(SiLU(conv(SiLU(norm(x)))))."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.norm = ChannelNorm(width, eps)
-        self.conv_1 = _conv(width, width)
-        self.conv_2 = _conv(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, C, H, W] to the same."""
-        h = self.conv_1(functional.silu(self.norm(x)))
-        return x + self.conv_2(functional.silu(h))
-
-
-class ChannelNorm(nn.Module):
-    """Root-mean-square norm over the channels of each pixel."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, C, H, W] to the same."""
-        scale = torch.rsqrt(x.float().square().mean(1, keepdim=True) + self.eps)
-        return x * (scale.to(x.dtype) * self.weight.to(x.dtype).view(1, -1, 1, 1))
-
-
-def _conv(width_in: int, width_out: int) -> nn.Conv2d:
-    return nn.Conv2d(width_in, width_out, 3, padding=1)
 
 
 def _through(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
@@ -238,7 +196,7 @@ def _tail(config: PlateVAEConfig) -> list[nn.Module]:
         *(ResidualBlock(half, config.norm_eps) for _ in range(blocks_half)),
         ChannelNorm(half, config.norm_eps),
         nn.SiLU(),
-        _conv(half, 12),
+        conv(half, 12),
         nn.PixelShuffle(2),
     ]
 

@@ -9,22 +9,18 @@ Legend: B rows, C channels, H W pixels, h w latent cells.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ..core.checkpoint import Files
-from ..core.component_files import component_weights
-from ..core.diffusers_config import FLAGS, NUMBERS, SIZE, SIZES, Kind, known_entries, made, read_config
-from ..core.loading import build_on_meta, load_weights
-from ..core.naming import naming
+from ..core.diffusers_config import FLAGS, NUMBERS, SIZE, SIZES, Kind, known_entries, listed, read_config
+from ..core.key_map import KeyMap
 from ..core.shapes import Shapes
 from .causal_conv import with_causal_convs
 from .kl import KLAutoencoder
 from .kl_config import KLConfig
+from .loading import Checkpoints, module_on_meta
 from .tiling import Tiling
-from .wan_config import WAN_2_1_MEAN, WAN_2_1_STD
+from .wan_config import WAN_2_1_MEAN, WAN_2_1_STD, listed_levels
 from .wan_keys import wan_key_map
 
 CLASS_NAME = "AutoencoderKLQwenImage"
@@ -82,18 +78,14 @@ def sized_qwen_image_vae_config(shapes: Shapes) -> QwenImageVAEConfig:
     Raises:
         ValueError: they are not those of such an autoencoder, or make no sense.
     """
-    level, conv = "encoder.down_blocks.", "conv1.weight"
-    if shapes.has("encoder.conv1.weight"):
-        level, conv = "encoder.downsamples.", "residual.2.weight"
     base = shapes.of("encoder.conv1.weight", "encoder.conv_in.weight", axes=5)[0]
-    halvings = [i for i in range(shapes.count(level)) if shapes.has(f"{level}{i}.resample.1.weight")]
-    firsts = (0, *(i + 1 for i in halvings))
+    blocks, levels, halvings = listed_levels(shapes)
     return QwenImageVAEConfig(
         base_dim=base,
         z_dim=shapes.of("conv2.weight", "post_quant_conv.weight", axes=5)[0],
-        dim_mult=tuple(shapes.of(f"{level}{i}.{conv}", axes=5)[0] // base for i in firsts),
-        num_res_blocks=halvings[0] if halvings else shapes.count(level),
-        temperal_downsample=tuple(shapes.has(f"{level}{i}.time_conv.weight") for i in halvings),
+        dim_mult=tuple(level // base for level in levels),
+        num_res_blocks=blocks,
+        temperal_downsample=halvings,
     )
 
 
@@ -102,55 +94,6 @@ class QwenImageAutoencoder(KLAutoencoder):
 
     def _half(self, *names: str | None) -> nn.Module:
         return _OneFrame(super()._half(*names))
-
-
-def load_qwen_image_vae(
-    folder: str | Path,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    variant: str | None = None,
-    tiling: Tiling | None = None,
-    slicing: bool = False,
-) -> QwenImageAutoencoder:
-    """The autoencoder of a folder in diffusers' layout; arguments and errors as for `load_kl`."""
-    folder = Path(folder)
-    config = read_qwen_image_vae_config(folder)
-    with naming(folder / "config.json"):
-        module = _build(config)
-    files = component_weights(folder, variant)
-    return _loaded(module, config, files, device=device, dtype=dtype, tiling=tiling, slicing=slicing)
-
-
-def load_qwen_image_vae_file(
-    files: Files,
-    config: QwenImageVAEConfig | None = None,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    tiling: Tiling | None = None,
-    slicing: bool = False,
-) -> QwenImageAutoencoder:
-    """The autoencoder of a file in Wan's layout, as ComfyUI has it, or diffusers'; `config` None: of the sizes that it
-    shows. Errors as for `load_kl`."""
-    config = sized_qwen_image_vae_config(Shapes.read(files)) if config is None else config
-    return _loaded(_build(config), config, files, device=device, dtype=dtype, tiling=tiling, slicing=slicing)
-
-
-def _loaded(
-    module: nn.Module,
-    config: QwenImageVAEConfig,
-    files: Files,
-    *,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    tiling: Tiling | None,
-    slicing: bool,
-) -> QwenImageAutoencoder:
-    key_map = wan_key_map(module, num_levels=len(config.dim_mult), num_res_blocks=config.num_res_blocks)
-    load_weights(module, files, key_map, dtype=dtype, device=device)
-    module.requires_grad_(False).eval()
-    return QwenImageAutoencoder(module=module, config=config.space(), tiling=tiling, slicing=slicing)
 
 
 class _OneFrame(nn.Module):
@@ -169,10 +112,30 @@ def _build(config: QwenImageVAEConfig) -> nn.Module:
     """diffusers' module on the meta device, for pictures. Raises ValueError for sizes that make none."""
     from diffusers.models.autoencoders import autoencoder_kl_qwenimage as theirs
 
-    build: Any = theirs.AutoencoderKLQwenImage
-    entries = {name: list(each) if isinstance(each, tuple) else each for name, each in vars(config).items()}
-    module: nn.Module = made(CLASS_NAME, lambda: build_on_meta(lambda: build(**entries)))
+    module = module_on_meta(CLASS_NAME, theirs.AutoencoderKLQwenImage, listed(config))
     return with_causal_convs(module, theirs.QwenImageCausalConv3d)
+
+
+def _key_map(module: nn.Module, config: QwenImageVAEConfig) -> KeyMap:
+    return wan_key_map(module, num_levels=len(config.dim_mult), num_res_blocks=config.num_res_blocks)
+
+
+def _wrapped(
+    *, module: nn.Module, config: QwenImageVAEConfig, tiling: Tiling | None, slicing: bool
+) -> QwenImageAutoencoder:
+    return QwenImageAutoencoder(module=module, config=config.space(), tiling=tiling, slicing=slicing)
+
+
+_CHECKPOINTS = Checkpoints(
+    config_of_folder=read_qwen_image_vae_config,
+    config_of_shapes=sized_qwen_image_vae_config,
+    build=_build,
+    key_map=_key_map,
+    wrap=_wrapped,
+)
+load_qwen_image_vae = _CHECKPOINTS.load_folder
+load_qwen_image_vae_file = _CHECKPOINTS.load_file
+"""Of a file in Wan's layout, as ComfyUI has it, or diffusers'."""
 
 
 def _config(entries: Mapping[str, object]) -> QwenImageVAEConfig:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.diffusers_config import FLAG, FLAGS, NUMBERS, SIZE, SIZES, Kind, known_entries, read_config
+from ..core.diffusers_config import FLAG, FLAGS, NUMBERS, SIZE, SIZES, Kind, known_entries, listed, read_config
 from ..core.shapes import Shapes
 
 CLASS_NAME = "AutoencoderKLWan"
@@ -86,7 +86,7 @@ class WanVAEConfig:
 
     def entries(self) -> dict[str, Any]:
         """The arguments of diffusers' class."""
-        return {name: list(each) if isinstance(each, tuple) else each for name, each in vars(self).items()}
+        return listed(self)
 
 
 WAN_2_1 = WanVAEConfig()
@@ -140,7 +140,7 @@ def sized_wan_vae_config(shapes: Shapes) -> WanVAEConfig:
         "encoder.downsamples.0.downsamples.0.residual.2.weight", "encoder.down_blocks.0.resnets.0.conv1.weight"
     )
     usual = WAN_2_2 if nested else WAN_2_1
-    blocks, levels, halvings = (_nested_levels if nested else _listed_levels)(shapes)
+    blocks, levels, halvings = (_nested_levels if nested else listed_levels)(shapes)
     patch, decoder = math.isqrt(first[1] // 3), shapes.of("decoder.head.0.gamma", "decoder.norm_out.gamma", axes=4)[0]
     mult = tuple(level // first[0] for level in levels)
     return WanVAEConfig(
@@ -165,8 +165,8 @@ _Levels = tuple[int, tuple[int, ...], tuple[bool, ...]]
 """Resnets a level, each level's channels, and whether each halving between them halves the frames too."""
 
 
-def _listed_levels(shapes: Shapes) -> _Levels:
-    """Wan 2.1: one list of resnets and halvings."""
+def listed_levels(shapes: Shapes) -> _Levels:
+    """Those of Wan 2.1's kind: one list of resnets and halvings."""
     stem, conv = "encoder.down_blocks.", "conv1.weight"
     if shapes.has("encoder.conv1.weight"):
         stem, conv = "encoder.downsamples.", "residual.2.weight"

@@ -5,13 +5,14 @@ Legend: B rows, H heads, L tokens, F frames, h w rows and columns of tokens, Dh 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 
 import torch
 from torch import Tensor
 
-from .base import AttentionCall
+from .base import FULL, AttentionCall, AttentionMask
 from .sdpa import SDPAAttention
 
 Box = tuple[slice, slice, slice]
@@ -20,7 +21,7 @@ Box = tuple[slice, slice, slice]
 @dataclass(frozen=True, kw_only=True)
 class SlidingTileAttention:
     """Tokens of a clip see the tiles around their own (Zhang et al. 2025, "Fast Video Generation with Sliding Tile
-    Attention").
+    Attention"), and those of a text that come after the clip's.
 
     A tile has `tile` (frames, rows, columns) tokens, fewer at the far edges; a window has `window` tiles along each
     axis, and is moved inwards at the edges, so that it is as large for every token. A window as large as the clip is
@@ -41,29 +42,36 @@ class SlidingTileAttention:
         return "sliding_tile"
 
     def refuses(self, call: AttentionCall) -> str | None:
-        """Anything but the tokens of a clip among themselves."""
+        """Anything but the tokens of a clip, and others after them, among themselves."""
         grid = call.mask.grid
         if grid is None:
             return "these are not the tokens of one clip among themselves"
-        return None if call.mask.is_full else "masks are not supported"
+        hides_clip = call.mask.key_lengths is not None and call.queries.shape[2] == prod(grid)
+        return "masks of a clip's tokens are not supported" if call.mask.causal or hides_clip else None
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """[B, H, L, Dh]."""
-        grid = call.mask.grid
+        """[B, H, L, Dh]. Tokens that come after the clip's are seen by all, and see all."""
+        grid, lengths = call.mask.grid, call.mask.key_lengths
         assert grid is not None
-        queries, keys, values = (each.unflatten(2, grid) for each in (call.queries, call.keys, call.values))
-        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        attend = SDPAAttention()
+        count, tensors = prod(grid), (call.queries, call.keys, call.values)
+        queries, keys, values = (each[:, :, :count].unflatten(2, grid) for each in tensors)
+        more_queries, more_keys, more_values = (each[:, :, count:] for each in tensors)
+        out = torch.empty_like(call.queries, memory_format=torch.contiguous_format)
+        made, attend = out[:, :, :count].unflatten(2, grid), SDPAAttention()
         for own, around in self._boxes(grid):
-            part = out[:, :, *own]
-            q, k, v = (_tokens(x, box) for x, box in ((queries, own), (keys, around), (values, around)))
-            part.copy_(attend(AttentionCall(queries=q, keys=k, values=v, scale=call.scale)).view(part.shape))
-        return out.flatten(2, 4)
+            k, v = _tokens(keys, around, more_keys), _tokens(values, around, more_values)
+            q, mask = _tokens(queries, own), _shorter(lengths, count - _volume(around))
+            part = attend(AttentionCall(queries=q, keys=k, values=v, mask=mask, scale=call.scale))
+            made[:, :, *own].copy_(part.view(made[:, :, *own].shape))
+        if more_queries.shape[2]:
+            out[:, :, count:] = attend(replace(call, queries=more_queries, mask=_shorter(lengths, 0)))
+        return out
 
-    def share(self, grid: tuple[int, int, int]) -> float:
-        """How much of the whole attention over a grid (F, h, w) is computed, 0 to 1."""
-        seen = sum(_volume(own) * _volume(around) for own, around in self._boxes(grid))
-        return seen / (grid[0] * grid[1] * grid[2]) ** 2
+    def share(self, grid: tuple[int, int, int], others: int = 0) -> float:
+        """How much of the whole attention over a grid (F, h, w), and over `others` after it, is computed, 0 to 1."""
+        whole = prod(grid) + others
+        seen = sum(_volume(own) * (_volume(around) + others) for own, around in self._boxes(grid))
+        return (seen + others * whole) / whole**2
 
     def _boxes(self, grid: tuple[int, int, int]) -> Iterator[tuple[Box, Box]]:
         """Each tile, and its window."""
@@ -123,9 +131,15 @@ def _spans(length: int, tile: int, window: int) -> Iterator[tuple[slice, slice]]
         )
 
 
-def _tokens(x: Tensor, box: Box) -> Tensor:
-    """Those of [B, H, F, h, w, Dh] in a box, [B, H, L, Dh]."""
-    return x[:, :, *box].flatten(2, 4)
+def _tokens(x: Tensor, box: Box, others: Tensor | None = None) -> Tensor:
+    """Those of [B, H, F, h, w, Dh] in a box, [B, H, L, Dh], and the others after them."""
+    found = x[:, :, *box].flatten(2, 4)
+    return found if others is None or not others.shape[2] else torch.cat((found, others), dim=2)
+
+
+def _shorter(lengths: Tensor | None, count: int) -> AttentionMask:
+    """What is seen of keys of which `count` are left out, none of them hidden in a row by its length."""
+    return FULL if lengths is None else AttentionMask(key_lengths=lengths - count)
 
 
 def _volume(box: Box) -> int:

@@ -19,9 +19,9 @@ class AttentionMask:
     `causal`: query n stands at place `query_offset` + n and sees the keys up to its own place. The offset is one
     number, or [B] int64 where rows differ (a ragged batch that continues from a cache). `window`, with `causal` only:
     of these, the last `window` keys (a query at place p sees the places over p - window). `key_lengths` [B] int64: row
-    b sees its first `key_lengths[b]` keys. `grid`: queries and keys are the same tokens, those of a clip of (frames,
-    rows, columns), row by row; it hides none. A query that sees no key at all gets zeros from every backend, never
-    NaN. The tensors must not be changed afterwards.
+    b sees its first `key_lengths[b]` keys. `grid`: queries and keys are the same tokens, first those of a clip of
+    (frames, rows, columns), row by row, none of which is hidden, then others, if there are any. A query that sees no
+    key at all gets zeros from every backend, never NaN. The tensors must not be changed afterwards.
     """
 
     causal: bool = False

@@ -87,9 +87,8 @@ class DecoderBlock(nn.Module):
         return Stream(x=x + (h if around is None else around[1].after(h)), context=stream.context)
 
     def _feed(self, h: Tensor, prepared: BlockInputs, i: int) -> Tensor:
-        if isinstance(self.mlp, MixtureOfExperts):
-            return self.mlp(h, prepared.routing, i)
-        return self.mlp(h)
+        mlp = self.mlp
+        return mlp(h, prepared.routing, i) if isinstance(mlp, MixtureOfExperts) else mlp(h)
 
 
 def _feed_forward(config: DecoderConfig) -> GatedMLP | MixtureOfExperts:
@@ -117,11 +116,11 @@ class SelfAttention(nn.Module):
         here, config = prepared.of(i), self.config
         apart = (config.heads, config.kv_heads)
         heads = self.qkv(x).view(rows, length, -1, config.head_width).transpose(1, 2)
-        turned, values = heads.split((sum(apart), config.kv_heads), dim=1)  # queries and keys turn together
+        turned, values = heads.split_with_sizes((sum(apart), config.kv_heads), dim=1)  # queries and keys turn together
         if config.qk_norm:
-            queries, keys = turned.split(apart, dim=1)
+            queries, keys = turned.split_with_sizes(apart, dim=1)
             turned = torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=1)
-        queries, keys = apply_rotary(turned, here.rotary).split(apart, dim=1)
+        queries, keys = apply_rotary(turned, here.rotary).split_with_sizes(apart, dim=1)
         keys, values = cache.update(i, keys, values)
         call = AttentionCall(queries=queries, keys=keys, values=values, mask=here.mask, scale=self.scale)
         return self.output(prepared.kept(prepared.attention(call).transpose(1, 2).reshape(rows, length, -1)))

@@ -40,7 +40,8 @@ class JointBlock(nn.Module):
     """Both streams: x += after(attention(before(norm(x)))), over the tokens of both; then the same with the MLP.
 
     Its four modulations are those of x's attention and MLP, then of the context's. The context's tokens come after x's,
-    in attention and so in the rotary tables and the mask; padding of the context is then at the end.
+    in attention and so in the rotary tables and the mask; padding of the context is then at the end. Without a context,
+    x attends to itself, with the first two modulations.
     """
 
     def __init__(self, config: JointConfig) -> None:
@@ -53,7 +54,7 @@ class JointBlock(nn.Module):
         """The stream after this block; `i` is its index in the stack."""
         x, context = stream.x, stream.context
         if context is None:
-            raise ValueError("a joint block needs a stream with a context")
+            return Stream(x=self._alone(x, prepared, cache, i))
         x_attention, x_mlp, context_attention, context_mlp = prepared.modulation[i]
         mine, theirs = x_attention.before(self.norm(x)), context_attention.before(self.norm(context))
         mine, theirs = self._attend(mine, theirs, prepared, cache, i)
@@ -61,6 +62,13 @@ class JointBlock(nn.Module):
         x = x + x_mlp.after(self.x.mlp(x_mlp.before(self.norm(x))))
         context = context + context_mlp.after(self.context.mlp(context_mlp.before(self.norm(context))))
         return Stream(x=within_float16(x), context=within_float16(context))
+
+    def _alone(self, x: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
+        """x without a context, [B, L, D]."""
+        attention, mlp = prepared.modulation[i][:2]
+        attended = attend(*self.x.heads(attention.before(self.norm(x))), prepared, cache, i)
+        x = x + attention.after(self.x.output(attended))
+        return within_float16(x + mlp.after(self.x.mlp(mlp.before(self.norm(x)))))
 
     def _attend(self, x: Tensor, context: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> tuple[Tensor, Tensor]:
         """Attention of the tokens of both, [B, L, D] and [B, Lc, D] to the same."""

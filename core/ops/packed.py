@@ -1,26 +1,28 @@
 """Linear layers whose weights stay packed: 8 bits with a scale per output, or 4 bits with one per group of 32 inputs.
 
-Decoding one token reads every weight once, so fewer bytes are more tokens. The kernels are torch's own for CPUs, with
-bfloat16 activations: on one core with AVX2 and one row they take 5 to 11 (int8) and 5 to 6 (int4) thousand million
-weights a second, but 0.7 and 0.4 with float32 ones; matrices in float32 take 2 to 8, least those beyond the caches.
-Where a kernel refuses, the weight is unpacked for each call (the plain reference).
+Decoding one token reads every weight once, so fewer bytes are more tokens, as far as a kernel can make numbers of them
+as fast as they are read. On a core with AVX2, one row: "int8" and "int4" (bfloat16 activations) take 4 to 11 and 5 to 6
+thousand million weights a second; "w8a8", which rounds activations to 8 bits as well and so multiplies whole numbers, 8
+to 16, at a larger error. Matrices in float32 take 2 to 8, least those beyond the caches.
 
-Legend: N outputs, K inputs, G groups (K / 32).
+Legend: N outputs, K inputs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from .quantise import GROUP, Quantised, quantise_int4, quantise_int8, values_int4, values_int8
+from .packed_matrix import Kind, packed_matrix
+from .quantise import GROUP, Quantised, quantise_int4, quantise_int8, quantise_w8a8
 
-Kind = Literal["int8", "int4"]
-
-_FEW_ROWS = 32  # up to here the int8 kernel beats unpacking and a plain product
+_QUANTISE: Mapping[Kind, Callable[[Tensor], Quantised]] = {
+    "int8": quantise_int8,
+    "int4": quantise_int4,
+    "w8a8": quantise_w8a8,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,51 +110,38 @@ def check_kind(kind: str) -> None:
 
 
 class PackedLinear(nn.Module):
-    """x W^T + b with a packed W [N, K]; activations are rounded to bfloat16 where a kernel runs.
+    """x W^T + b with a packed W [N, K]. Where a kernel runs, activations are rounded too: to bfloat16, or ("w8a8") to 8
+    bits with a scale for each row.
 
     Raises:
         ValueError: an unknown kind.
     """
 
-    packed: Tensor
-    scales: Tensor
     bias: Tensor | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kind: Kind) -> None:
         super().__init__()
         check_kind(kind)
-        self.kind: Kind = "int8" if weight.shape[1] % GROUP else kind
+        self.kind: Kind = "int8" if kind == "int4" and weight.shape[1] % GROUP else kind
         self.out_features, self.in_features = weight.shape
-        quantise = quantise_int8 if self.kind == "int8" else quantise_int4
-        quantised = quantise(weight.detach())
+        quantised = _QUANTISE[self.kind](weight.detach())
         self.error = quantised.error
-        packed = _kernel_layout(self.kind, quantised)
-        self.has_kernel = packed is not None
-        self.register_buffer("packed", _plain_layout(self.kind, quantised.numbers) if packed is None else packed)
-        self.register_buffer("scales", quantised.scales)
+        self.matrix = packed_matrix(self.kind, quantised)
         self.register_buffer("bias", None if bias is None else bias.detach())
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether a kernel of torch's runs this weight."""
+        return self.matrix.has_kernel
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] to [..., N], in x's dtype."""
-        rows = x.reshape(-1, self.in_features)
-        is_worth_it = self.kind == "int4" or len(rows) <= _FEW_ROWS
-        if self.has_kernel and is_worth_it and rows.device.type == "cpu":
-            rows = rows.to(self.scales.dtype).contiguous()  # as the kernels want it
-            y = _product(self.kind, rows, self.packed, self.scales).to(x.dtype)
-        else:
-            y = functional.linear(rows, self.unpacked(x.dtype))
-        y = y if self.bias is None else y + self.bias
-        return y.view(*x.shape[:-1], self.out_features)
+        y, bias = self.matrix.product(x), self.bias
+        return y if bias is None else y + bias
 
     def unpacked(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [N, K] that the layer multiplies by."""
-        if self.kind == "int8":
-            return values_int8(self.packed, self.scales, dtype)
-        if self.has_kernel:  # its layout is the kernel's own: ask for the product with each unit vector
-            units = torch.eye(self.in_features, dtype=self.scales.dtype)
-            return _product(self.kind, units, self.packed, self.scales).T.to(dtype)
-        numbers = torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1)
-        return values_int4(numbers, self.scales, dtype)
+        return self.matrix.unpacked(dtype)
 
     def report(self, name: str, bytes_before: int) -> PackedWeight:
         """What became of the weight."""
@@ -161,7 +150,7 @@ class PackedLinear(nn.Module):
             kind=self.kind,
             error=self.error,
             bytes_before=bytes_before,
-            bytes_after=self.packed.nbytes + self.scales.nbytes,
+            bytes_after=self.matrix.bytes,
             has_kernel=self.has_kernel,
         )
 
@@ -171,37 +160,9 @@ class PackedLinear(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Other devices as for any module; scales keep the dtype that the kernel needs."""
-        place = fn(torch.empty(0)).device
-        if place.type != "cpu" and self.has_kernel and self.kind == "int4":
-            raise ValueError(f"4-bit weights packed for the CPU cannot go to {place}; move the model, then pack it")
-        self.packed, self.scales = self.packed.to(place), self.scales.to(place)
+        self.matrix = self.matrix.on(fn(torch.empty(0)).device)
         self.bias = None if self.bias is None else fn(self.bias)
         return self
 
     def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
         raise ValueError(f"{prefix.rstrip('.')} is packed and cannot be saved; save the model before packing it")
-
-
-def _kernel_layout(kind: Kind, quantised: Quantised) -> Tensor | None:
-    """The numbers as the kernel wants them, or None if it refuses this weight."""
-    numbers = quantised.numbers
-    if numbers.device.type != "cpu":
-        return None
-    try:
-        packed = numbers if kind == "int8" else torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 1)
-        _product(kind, torch.zeros(1, numbers.shape[1], dtype=quantised.scales.dtype), packed, quantised.scales)
-    except (RuntimeError, NotImplementedError, AttributeError):  # by shape, by processor, or not in this torch
-        return None
-    return packed
-
-
-def _plain_layout(kind: Kind, numbers: Tensor) -> Tensor:
-    """int8 as it is; two neighbouring 4-bit numbers in a byte, the first one low."""
-    return numbers if kind == "int8" else numbers[:, ::2] | (numbers[:, 1::2] << 4)
-
-
-def _product(kind: Kind, rows: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """torch's kernel: rows [M, K] of the scales' dtype to [M, N]."""
-    if kind == "int8":
-        return torch.ops.aten._weight_int8pack_mm(rows, packed, scales)
-    return torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, GROUP, scales)

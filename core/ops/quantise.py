@@ -3,11 +3,12 @@
 Legend: N rows (outputs), K inputs, G groups (K / 32), R rows at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 GROUP = 32
 _LEVELS = 15  # steps between the 16 values of 4 bits
@@ -27,16 +28,37 @@ class Quantised:
 
 def quantise_int8(weight: Tensor, dtype: torch.dtype = torch.bfloat16) -> Quantised:
     """Each row to -127..127 times its scale; `scales` [N] of `dtype`."""
+    return _by_rows(weight, dtype, lambda w: w.abs().amax(dim=1))
+
+
+def quantise_w8a8(weight: Tensor) -> Quantised:
+    """As `quantise_int8`, with float32 scales so large that two neighbours of one sign add up to 128 at most.
+
+    Kernels without wider sums add the products of two neighbours with activations of up to 255 in 16 bits, where 32767
+    is the largest number.
+    """
+    return _by_rows(weight, torch.float32, _largest_pair)
+
+
+def _by_rows(weight: Tensor, dtype: torch.dtype, reach: Callable[[Tensor], Tensor]) -> Quantised:
+    """Rows of numbers, of which 127 stands for `reach(w)` [R] of rows `w` [R, K]."""
     numbers = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty(len(weight), dtype=dtype, device=weight.device)
     error = _Error()
     for rows in _row_chunks(weight):
         w = weight[rows].float()
-        scales[rows] = (w.abs().amax(dim=1) / 127).to(dtype)
+        scales[rows] = (reach(w) / 127).to(dtype)
         step = scales[rows].float()
         numbers[rows] = (w / _no_zero(step)[:, None]).round().clamp(-127, 127).to(torch.int8)
         error.add(w, values_int8(numbers[rows], scales[rows], torch.float32))
     return Quantised(numbers=numbers, scales=scales, error=error.relative)
+
+
+def _largest_pair(w: Tensor) -> Tensor:
+    """The largest |a + b| of neighbours a, b of one sign, or |a| alone, in each row of [R, K]."""
+    pairs = functional.pad(w, (0, w.shape[1] % 2)).unflatten(1, (-1, 2))
+    sums = torch.maximum(pairs.clamp(min=0).sum(-1), pairs.clamp(max=0).sum(-1).neg())
+    return sums.amax(dim=1)
 
 
 def values_int8(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

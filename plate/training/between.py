@@ -4,7 +4,8 @@ that is left as it is.
     python -m calotype.plate.training.between --vae runs/vae/vae.safetensors --run runs/between --steps 1500
 
 Each example is a group of frames of a clip: the latents of the key frames before and at its end, slightly noisy half of
-the time, and its four frames. The loss is that of the decoder of pictures, over crops around what moves.
+the time, and the frames between. The loss is that of the decoder of pictures, over crops around what moves, and how far
+warps are from the true moves.
 """
 
 import argparse
@@ -17,37 +18,100 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...vae.plate import DOWNSAMPLING, Between, PlateClipVAE, PlateClipVAEConfig
+from ...vae.between import FLOW_UNIT, STRIDE, Warps
+from ...vae.plate import DOWNSAMPLING, PlateClipVAE, PlateClipVAEConfig
 from .autoencoder import coarse_loss, energy_loss, make_optimiser, picture_weights, reconstruction_loss
-from .motions import GROUP, Clip, key_frames, render_clip, training_clip
+from .motions import GROUP, Clip, Pose, key_frames, posed, render_clip, training_clip
 from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
-from .scenes import SIDE
+from .scenes import SIDE, Array
 
 CROP = 96  # pixels of a side
+STILL_WEIGHT = 0.1  # of what does not move
 MARGIN = 8  # pixels at the edges of a crop, which see too little of what is around them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Frames of clips: key frames before and at the end of each group [N, 3, H, W], the group itself [N, 3, G, H, W],
-    all in -1..1, and the crops' upper left corners (x, y), in pixels."""
+    """Key frames before and at the end of each group [N, 3, H, W], the T frames between [N, 3, T, H, W], all in -1..1;
+    where their pixels are in the two, as offsets x, y in pixels [N, T, 2, H/4, W/4], and how sure that is [N, T, H/4,
+    W/4]; the crops' upper left corners (x, y), in pixels."""
 
     before: Tensor
     after: Tensor
     frames: Tensor
+    moves_before: Tensor
+    moves_after: Tensor
+    known: Tensor
     corners: list[tuple[int, int]]
 
 
-def draw_groups(random: np.random.Generator, count: int) -> Groups:
-    """A random group of each of `count` clips."""
+def draw_groups(random: np.random.Generator, count: int, turning: float = 0.0) -> Groups:
+    """A random group of each of `count` clips, in a share of which, at least, an object turns."""
     pictures: list[NDArray[np.uint8]] = []
+    moves: list[tuple[Tensor, Tensor, Tensor]] = []
     corners: list[tuple[int, int]] = []
     for _ in range(count):
-        clip, start = training_clip(random), int(random.choice(key_frames()[:-1]))
+        clip, start = _clip(random, turning), int(random.choice(key_frames()[:-1]))
         pictures.append(render_clip(clip, range(start, start + GROUP + 1)))
+        moves.append(true_moves(clip, start))
         corners.append(corner(clip, start, random))
     pixels = torch.from_numpy(np.stack(pictures)).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
-    return Groups(before=pixels[:, :, 0], after=pixels[:, :, -1], frames=pixels[:, :, 1:], corners=corners)
+    before, after, known = (torch.stack(each) for each in zip(*moves, strict=True))
+    return Groups(
+        before=pixels[:, :, 0],
+        after=pixels[:, :, -1],
+        frames=pixels[:, :, 1:-1],
+        moves_before=before,
+        moves_after=after,
+        known=known,
+        corners=corners,
+    )
+
+
+def _clip(random: np.random.Generator, turning: float) -> Clip:
+    must_turn = random.random() < turning
+    while True:
+        clip = training_clip(random)
+        if not must_turn or clip.actors[0].motion == "spin":
+            return clip
+
+
+def true_moves(clip: Clip, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For the frames between the key frame `start` and the next one: offsets to both, and how sure they are (see
+    `Groups`). Objects move as their poses do; far from all objects nothing moves; near them nothing is known."""
+    side, between = SIDE // STRIDE, range(start + 1, start + GROUP)
+    before, after = (np.zeros((len(between), 2, side, side), dtype=np.float32) for _ in range(2))
+    known = np.full((len(between), side, side), STILL_WEIGHT, dtype=np.float32)
+    middles = np.arange(side) * STRIDE + STRIDE // 2
+    for n, frame in enumerate(between):
+        for actor in clip.actors:
+            pose = actor.poses[frame]
+            rows, columns = ((middles >= at - STRIDE) & (middles < at + pose.size + STRIDE) for at in (pose.y, pose.x))
+            near = rows[:, None] & columns
+            known[n][near] = 0
+            covered = _alpha(actor.index, pose)[np.ix_(middles, middles)] > 0.5
+            known[n][covered] = 1
+            for moves, key in ((before, start), (after, start + GROUP)):
+                offsets = _offsets(pose, actor.poses[key], middles)
+                moves[n][:, covered] = offsets[:, covered]
+    return torch.from_numpy(before), torch.from_numpy(after), torch.from_numpy(known)
+
+
+def _alpha(index: int, pose: Pose) -> Array:
+    """How much of each pixel an object covers, [H, W]."""
+    whole = np.zeros((SIDE, SIDE), dtype=np.float32)
+    whole[pose.y : pose.y + pose.size, pose.x : pose.x + pose.size] = posed(index, pose.size, pose.angle)[..., 3]
+    return whole
+
+
+def _offsets(pose: Pose, key: Pose, middles: NDArray[np.int64]) -> Array:
+    """From places on a grid in one pose to the same spots of the object in another, [2, n, n]: x, y, in pixels."""
+    x, y = np.meshgrid(middles, middles)
+    across, down = x - (pose.x + pose.size / 2), y - (pose.y + pose.size / 2)
+    turn, scale = np.deg2rad(key.angle - pose.angle), key.size / pose.size
+    new_x = key.x + key.size / 2 + scale * (across * np.cos(turn) - down * np.sin(turn))
+    new_y = key.y + key.size / 2 + scale * (across * np.sin(turn) + down * np.cos(turn))
+    return np.stack((new_x - x, new_y - y)).astype(np.float32)
 
 
 def corner(clip: Clip, start: int, random: np.random.Generator) -> tuple[int, int]:
@@ -64,24 +128,37 @@ def corner(clip: Clip, start: int, random: np.random.Generator) -> tuple[int, in
 
 
 @torch.no_grad()
-def features(vae: PlateClipVAE, pictures: Tensor, levels: Tensor, generator: torch.Generator) -> Tensor:
-    """The decoder's features of pictures [N, 3, H, W], whose latents get noise of `levels` [N] deviations."""
+def seen(vae: PlateClipVAE, pictures: Tensor, levels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The decoder's features and pixels of pictures [N, 3, H, W]; latents get noise of `levels` [N] deviations."""
     mean, _ = vae.posterior(pictures)
     spread = levels.view(-1, 1, 1, 1) * vae.latent_std.view(1, -1, 1, 1)
-    return vae.decoder.features(mean + spread * torch.randn(mean.shape, generator=generator))
+    return vae.features_and_pixels(mean + spread * torch.randn(mean.shape, generator=generator))
 
 
 def group_loss(vae: PlateClipVAE, groups: Groups, generator: torch.Generator, arguments: argparse.Namespace) -> Tensor:
-    """How far the drawn frames are off, in crops without their edges."""
+    """How far the drawn frames are off, in crops without their edges, and the warps from what truly moved."""
     levels = torch.rand(len(groups.before), generator=generator) * arguments.noise
     levels[::2] = 0
-    pairs = [features(vae, each, levels, generator) for each in (groups.before, groups.after)]
-    before, after = (_crops(each, groups.corners, CROP // DOWNSAMPLING, DOWNSAMPLING) for each in pairs)
-    drawn, true = vae.between(before, after), _crops(groups.frames, groups.corners, CROP, 1)
+    cells = CROP // DOWNSAMPLING
+    pairs = [seen(vae, each, levels, generator) for each in (groups.before, groups.after)]
+    features = [_crops(each, groups.corners, cells, DOWNSAMPLING) for each, _ in pairs]
+    pixels = [_crops(each, groups.corners, CROP, 1) for _, each in pairs]
+    drawn, warps = vae.between.drawn((features[0], features[1]), (pixels[0], pixels[1]))
     inner = slice(MARGIN, CROP - MARGIN)
+    true = _crops(groups.frames, groups.corners, CROP, 1)
     output, target = (x[..., inner, inner].transpose(1, 2).flatten(0, 1) for x in (drawn, true))
     extra = arguments.energy * energy_loss(output, target) + arguments.coarse * coarse_loss(output, target)
-    return reconstruction_loss(output, target) + extra
+    return reconstruction_loss(output, target) + extra + arguments.moves * _flow_loss(warps, groups)
+
+
+def _flow_loss(warps: Warps, groups: Groups) -> Tensor:
+    """Mean distance between warps and true moves, in `FLOW_UNIT`s, where these are known."""
+    side = CROP // STRIDE
+    before, after, weight = (
+        _crops(each, groups.corners, side, STRIDE) for each in (groups.moves_before, groups.moves_after, groups.known)
+    )
+    far = (warps.before - before).abs().sum(2) + (warps.after - after).abs().sum(2)
+    return (weight * far).sum() / (weight.sum() * FLOW_UNIT)
 
 
 def _crops(x: Tensor, corners: list[tuple[int, int]], side: int, unit: int) -> Tensor:
@@ -108,27 +185,15 @@ def decibels(vae: PlateClipVAE, count: int, seed: int = 1) -> tuple[float, float
 
 
 def start_from(vae: PlateClipVAE, path: Path) -> None:
-    """Reads an autoencoder of pictures, whose tail becomes that of the frames between too, and freezes it.
+    """Reads an autoencoder of pictures, and freezes it.
 
     Raises:
         RuntimeError: the file is of other sizes.
     """
     fresh = {name: value for name, value in vae.state_dict().items() if name.startswith("between.")}
     vae.load_state_dict(fresh | picture_weights(path))
-    for mine, theirs in zip(vae.between.tail, [*vae.decoder][vae.decoder.depth :], strict=True):
-        mine.load_state_dict(theirs.state_dict())
     vae.requires_grad_(False)
     vae.between.requires_grad_(True)
-
-
-def begin_as_a_fade(between: Between) -> None:
-    """Nothing is moved at first, and nothing refined."""
-    torch.nn.init.zeros_(between.spread.weight)
-    assert between.spread.bias is not None
-    torch.nn.init.zeros_(between.spread.bias)
-    for name, parameter in between.refine.named_parameters():
-        if ".conv_2." in name:
-            torch.nn.init.zeros_(parameter)
 
 
 def train(arguments: argparse.Namespace, config: PlateClipVAEConfig | None = None) -> None:
@@ -136,7 +201,6 @@ def train(arguments: argparse.Namespace, config: PlateClipVAEConfig | None = Non
     log, path, step, average = Log(arguments.run), arguments.run / "state.safetensors", 0, 0.0
     torch.manual_seed(arguments.seed)
     vae = PlateClipVAE(config or PlateClipVAEConfig())
-    begin_as_a_fade(vae.between)
     start_from(vae, arguments.vae)
     vae.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch's types leave it out)
     optimiser = make_optimiser(vae.between, arguments.rate)
@@ -148,7 +212,7 @@ def train(arguments: argparse.Namespace, config: PlateClipVAEConfig | None = Non
         random, generator = np.random.default_rng((arguments.seed, step)), torch.Generator().manual_seed(step)
         for group in optimiser.param_groups:
             group["lr"] = arguments.rate * learning_rate(step, total=arguments.steps, warm_up=50, decay_share=0.7)
-        loss = group_loss(vae, draw_groups(random, arguments.batch), generator, arguments)
+        loss = group_loss(vae, draw_groups(random, arguments.batch, arguments.turning), generator, arguments)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(vae.between.parameters(), 1.0)
@@ -173,6 +237,8 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.1, help="the most noise on latents, in standard deviations")
     parser.add_argument("--energy", type=float, default=1.0, help="weight of the edge strength")
     parser.add_argument("--coarse", type=float, default=30.0, help="weight of the 4x4 means")
+    parser.add_argument("--turning", type=float, default=0.0, help="share of groups that must show a turning object")
+    parser.add_argument("--moves", type=float, default=0.1, help="weight of how far warps are from true moves")
     parser.add_argument("--test", type=int, default=16, help="clips that the decibels in the log are measured on")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...core.attention.registry import attention_selector
-from ...core.checkpoint import file_digest
+from ...core.checkpoint import file_digest, read_header
 from ...core.loading import build_on_meta, load_weights, save_weights
 from ...core.whole_file import whole_file
 from ...denoisers.plate import PlateDenoiser, PlateDenoiserConfig
@@ -28,7 +28,7 @@ from ...language.model import LanguageModel
 from ...language.tokenizer import load_tokenizer
 from ...pipelines.plate import FAMILY, FILES, TextConfig, with_preview
 from ...pipelines.recipe import Recipe
-from ...vae.plate import PlateVAE, PlateVAEConfig
+from ...vae.plate import PlateClipVAE, PlateClipVAEConfig, PlateVAE, PlateVAEConfig
 from ...vae.preview import LatentPreview
 from .captions import training_sample
 from .courses import MAX_TOKENS
@@ -52,7 +52,8 @@ class Parts:
 
 
 def read_parts(denoiser: Path, vae: Path, language: Path, tokenizer: Path) -> Parts:
-    """The parts in the sizes of the bundled model, from the files that the training scripts wrote.
+    """The parts in the sizes of the bundled model, from the files that the training scripts wrote; denoiser and
+    autoencoder may have learnt clips.
 
     Raises:
         FileNotFoundError: a file is missing. ValueError: one does not fit, or the tokenizer is of another language
@@ -60,14 +61,25 @@ def read_parts(denoiser: Path, vae: Path, language: Path, tokenizer: Path) -> Pa
     """
     model = build_on_meta(lambda: LanguageModel(language_config(), attention=attention_selector()))
     parts = Parts(
-        denoiser=build_on_meta(lambda: PlateDenoiser(PlateDenoiserConfig())),
-        vae=build_on_meta(lambda: PlateVAE(PlateVAEConfig())),
+        denoiser=build_on_meta(lambda: PlateDenoiser(PlateDenoiserConfig(frames=_frames(denoiser)))),
+        vae=build_on_meta(lambda: _autoencoder(vae)),
         language=model,
         tokenizer=tokenizer,
     )
     for module, path in ((parts.denoiser, denoiser), (parts.vae, vae), (parts.language, language)):
         load_weights(module, path, dtype=torch.float32)
     return parts
+
+
+def _frames(denoiser: Path) -> int:
+    """Latent frames that a denoiser's file has embeddings for; the first frame has none."""
+    embeddings = read_header(denoiser).tensors.get("frame")
+    return 1 if embeddings is None else 1 + embeddings.shape[0]
+
+
+def _autoencoder(vae: Path) -> PlateVAE:
+    learnt = any(name.startswith("between.") for name in read_header(vae).tensors)
+    return PlateClipVAE(PlateClipVAEConfig()) if learnt else PlateVAE(PlateVAEConfig())
 
 
 def export(parts: Parts, folder: Path, *, scenes: int = SCENES) -> None:

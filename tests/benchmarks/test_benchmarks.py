@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from calotype.plate.training import evaluate, scenes
+from calotype.plate.training.motions import render_clip
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -52,6 +53,36 @@ def test_quality_of_one_setting_runs_once():
     quality = load("quality")
     options = quality.parse(["--share", "0.01", "--steps", "10", "--guidance", "3"])
     assert [(n, w) for n, w, _ in quality.runs(options)] == [(10, 3)]
+
+
+def test_clips_judges_what_a_pipeline_makes(tmp_path, capsys):
+    clips = load("clips")
+    truth = {
+        clip.caption: render_clip(clip)
+        for kind, count in clips.COUNTS.items()
+        for clip in clips.held_out_clips(kind, max(1, round(count * 0.01)), 2024)
+    }
+
+    class Result:
+        def __init__(self, prompts, guidance):
+            frames = [truth[prompt] for prompt in prompts]
+            self.frames = frames if guidance > 1 else [each[::-1].copy() for each in frames]
+
+        def clips(self):
+            return self.frames
+
+    def pipe(prompt, *, num_frames, num_inference_steps, guidance_scale, seed, output_type, progress):
+        assert num_frames == 17 and len(seed) == len(prompt)
+        return Result(prompt, guidance_scale)
+
+    files = ["--json", str(tmp_path / "c.json"), "--sheet", str(tmp_path / "c.png")]
+    clips.main(["--share", "0.01", *files], pipe)
+    report = json.loads((tmp_path / "c.json").read_text())
+    assert all(report["one"]["right"]) and len(report["one"]["right"]) == 2 and all(report["two"]["right"])
+    assert (tmp_path / "c.png").stat().st_size > 1000
+    assert "right 100.0%" in capsys.readouterr().out
+    clips.main(["--share", "0.01", "--kinds", "two", "--guidance", "1"], pipe)
+    assert "motion 0.0%" in capsys.readouterr().out
 
 
 def test_plate_prints_medians(tmp_path, monkeypatch, capsys):

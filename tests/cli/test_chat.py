@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
+import torch
 
 from calotype.language.conversation import Conversation
 from calotype.pipelines.load_text import load_language_model
@@ -37,6 +38,23 @@ def test_it_starts_again_and_tells_figures(run, say, llama_folder: Path):
     assert (code, "\n".join(out)) == (0, f"{answer}\n{answer}")
     assert err[0] == "calotype: no answer yet"
     assert err[1].startswith("calotype: 4 tokens after ") and "MB of keys and values" in err[1]
+
+
+def test_the_bundled_model_cannot_chat(fails, say):
+    say("a fox")
+    for command in (("chat",), ("text", "a fox", "--chat")):
+        message = fails(*command)
+        assert "the bundled language model completes and expands prompts, and was never trained to chat" in message
+        assert "--model HuggingFaceTB/SmolLM2-135M-Instruct" in message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device here")
+def test_a_device_that_is_not_there(fails, say, llama_folder: Path):
+    say("a fox")
+    for command in (("chat", "--model", llama_folder), ("text", "a"), ("image", "a")):
+        message = fails(*command, "--device", "cuda")
+        assert message.startswith("device is 'cuda', which cannot be used: ")
+        assert message.endswith("; this machine has cpu")
 
 
 def test_a_model_without_a_template_cannot_chat(fails, say, plate_folder: Path):

@@ -9,6 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ..tiny_flux import flux_pipeline, in_original_layout
+from ..tiny_hunyuan_video import hunyuan_video_pipeline
+from ..tiny_ltx_pipeline import ltx_pipeline
+from ..tiny_wan_pipeline import wan_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,35 @@ def test_a_folder_in_diffusers_layout(run: Any, folder: Path) -> None:
     values = max((64 * 64 + 512) * 32 * 20, 1024 * 1024 * 8 * 4)
     assert found["run"] == {"float32": 4 * (total + values), "bfloat16": 2 * (total + values)}
     assert "4608 tokens x 32 wide x 20" in found["estimate"]
+
+
+CLIPS: dict[str, Any] = {
+    "ltx": (ltx_pipeline, 40, (704, 512, 161, 8, 32)),
+    "hunyuan": (hunyuan_video_pipeline, 32, (848, 480, 121, 4, 16)),
+    "wan": (wan_pipeline, 42, (832, 480, 81, 4, 16)),
+}
+"""What makes a model, how wide it is, and its clip: width, height, frames, frames a group, pixels a side of a token."""
+
+
+@pytest.fixture(scope="module", params=CLIPS)
+def clips(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    where = tmp_path_factory.mktemp("models") / request.param
+    CLIPS[request.param][0](where)
+    return request.param, where
+
+
+def test_clips_at_their_default_size(run: Any, clips: tuple[str, Path]) -> None:
+    """All frames are in the denoiser at once, a group of them in the decoder, and the clip is whole in the end."""
+    kind, folder = clips
+    _, wide, (width, height, frames, group, side) = CLIPS[kind]
+    found, (file,) = inspected(run, folder), (folder / "vae").glob("*.safetensors")
+    last = next(x for name, x in load_file(file).items() if name.startswith("decoder.conv_out") and x.ndim == 5)
+    channels = last.shape[1] * 3 // last.shape[0]
+    tokens = (1 + (frames - 1) // group) * (width // side) * (height // side) + 512
+    decoding = group * width * height * channels * 4 + 3 * frames * width * height
+    values = max(tokens * wide * 20, decoding)
+    assert found["run"]["float32"] == 4 * (found["parameters"] + values)
+    assert f"for one clip of {frames} frames of {width}x{height} the larger of {tokens} tokens" in found["estimate"]
 
 
 def test_its_lines(run: Any, folder: Path) -> None:

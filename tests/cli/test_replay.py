@@ -41,6 +41,21 @@ def test_a_changed_picture_is_reported(run, fox: Path):
     assert len(err) == 1 and err[0].startswith("calotype: warning: torch was 1.0, is now ")
 
 
+def test_a_jpeg_is_told_to_be_lossy(run, model: Path):
+    assert run("image", "a fox", "--model", model, "--seed", "7", "-o", "fox.jpg")[0] == 0
+    code, out, err = run("replay", "fox.jpg")
+    assert code == 0 and err == [
+        "calotype: warning: JPEG is lossy: pixels in the file differ from those that were made"
+    ]
+    assert out[0].startswith("fox.jpg: a JPEG of the new picture is bit-equal to this one, which differs from what ")
+    assert run("image", "a fox", "--model", model, "--seed", "7", "-o", "fox.webp")[0] == 0
+    image = open_image("fox.webp")
+    image.save("fox.webp", quality=50, exif=image.getexif())
+    code, out, err = run("replay", "fox.webp")
+    assert code == 1 and out[0].startswith("fox.webp: different, by up to ")
+    assert err[0].startswith("calotype: warning: this WebP, which another program has saved again, is lossy: pixels")
+
+
 def test_inputs_are_asked_for(run, fails, model: Path, fox: Path):
     common = ("--image", fox, "--mask", "mask.png", "--seed", "3")
     Image.new("L", (32, 32), 255).save("mask.png")

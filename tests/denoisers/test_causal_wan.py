@@ -190,6 +190,20 @@ def test_chunks_of_a_clip():
     for count, near in ((4, "3 or 6"), (1, "3")):
         with pytest.raises(ValueError, match=f"{count} latent frames are no whole chunks of 3; {near} are"):
             Chunks().lengths(count)
+    with pytest.raises(ValueError, match="9 latent frames are no whole chunks of 3 after the first 4; 7 or 10 are"):
+        Chunks().lengths(9, 4)
+
+
+def test_chunks_of_a_clip_that_goes_on():
+    alone = Chunks(independent_first_frame=True)
+    assert [Chunks().begun(count) for count in (0, 1, 3, 5, 6)] == [(), (1,), (3,), (2, 3), (3, 3)]
+    assert [alone.begun(count) for count in (0, 1, 3, 4, 6)] == [(), (1,), (1, 2), (1, 3), (1, 2, 3)]
+    for chunks in (Chunks(), alone):
+        for given in range(1, 9):
+            assert sum(chunks.begun(given)) == given
+            assert chunks.whole(given, given) == given
+            assert chunks.whole(given + 1, given) == chunks.whole(given + 3, given) == given + 3
+            assert chunks.lengths(given + 6, given) == (*chunks.begun(given), 3, 3)
 
 
 @pytest.mark.parametrize(

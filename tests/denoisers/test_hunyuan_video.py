@@ -1,28 +1,29 @@
 """HunyuanVideo 1.5's denoiser against diffusers' on tiny random weights."""
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_hunyuan_video as tiny
 import torch
+from pairs import Kind, Pair, check_told_by_shapes
+from pairs import clip_noise as noise
 from parity import error, slopes
 from safetensors.torch import save_file
 from torch import Tensor
 
+from calotype.core.attention.approximate import SlidingTileAttention
 from calotype.core.attention.registry import attention_selector
-from calotype.core.loading import build_on_meta, load_weights
-from calotype.core.weight_source import WeightSource
+from calotype.core.loading import build_on_meta
 from calotype.denoisers.base import Conditioning
-from calotype.denoisers.hunyuan_video import HOISTED, HunyuanVideoDenoiser
+from calotype.denoisers.hunyuan_video import HunyuanVideoDenoiser
 from calotype.denoisers.hunyuan_video_config import MARKS, HunyuanVideoConfig
 from calotype.denoisers.hunyuan_video_keys import hunyuan_video_key_map
-from calotype.denoisers.shapes import PREFIXES, Shapes
+from calotype.denoisers.shapes import Shapes
 from calotype.schedulers import flow_schedule
 
-CPU = torch.device("cpu")
+HUNYUAN = Kind(denoiser=HunyuanVideoDenoiser, config=HunyuanVideoConfig, key_map=hunyuan_video_key_map())
 CLIPS = [(frames, size) for frames in (1, 2, 3) for size in ((4, 6), (2, 4))]
 PUBLISHED: dict[str, Any] = {
     "num_attention_heads": 1,
@@ -33,13 +34,6 @@ PUBLISHED: dict[str, Any] = {
     "task_type": "i2v",
 }
 """What files do not show."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    ours: HunyuanVideoDenoiser
-    theirs: Any
-    file: Path
 
 
 @pytest.fixture(scope="module", params=[*tiny.KINDS])
@@ -53,12 +47,7 @@ def plain(tmp_path_factory):
 
 
 def made_pair(folder: Path, changes: dict[str, Any]) -> Pair:
-    theirs = tiny.hunyuan_video_transformer(**changes)
-    theirs.save_pretrained(folder)
-    file = folder / "diffusion_pytorch_model.safetensors"
-    ours = build_on_meta(lambda: HunyuanVideoDenoiser(HunyuanVideoConfig.from_entries(dict(theirs.config))))
-    load_weights(ours, file, hunyuan_video_key_map())
-    return Pair(ours=ours.requires_grad_(False).eval(), theirs=theirs, file=file)
+    return HUNYUAN.pair(tiny.hunyuan_video_transformer(**changes), folder)
 
 
 def conditioning(lengths, glyphs, clip=None, seed=0):
@@ -80,11 +69,6 @@ def conditioning(lengths, glyphs, clip=None, seed=0):
         references=() if clip is None else (beside,),
         picture_states=None if clip is None else pictures,
     )
-
-
-def noise(rows, clip, seed=1):
-    frames, size = clip
-    return torch.randn(rows, 4, frames, *size, generator=torch.Generator().manual_seed(seed))
 
 
 def by_diffusers(model, told, x, point, following):
@@ -134,6 +118,23 @@ def test_rows_of_one_length_need_no_mask(plain):
     check(plain, ragged, x)
 
 
+def test_attention_within_windows_of_the_clip(plain):
+    """Texts see all of the clip, and are seen, also in rows of different lengths."""
+    clip = (3, (8, 8))
+    told, x = conditioning((3, 9), (4, 0), clip), noise(2, clip)
+    points = flow_schedule(2).points[:-1]
+
+    def slope(attention):
+        selector = attention_selector(attention)
+        return plain.ours.slope(x, plain.ours.prepare(told, tuple(x.shape), points, attention=selector), points[0])
+
+    exact = slope(None)
+    assert error(slope(SlidingTileAttention(tile=(1, 4, 4), window=(3, 2, 2))), exact) < 1e-5
+    near = error(slope(SlidingTileAttention(tile=(1, 4, 4), window=(3, 1, 2))), exact)
+    nearest = error(slope(SlidingTileAttention(tile=(1, 4, 4), window=(1, 1, 1))), exact)
+    assert 1e-3 < near < nearest
+
+
 def test_a_row_is_that_row_alone(pair):
     clip = (2, (4, 6))
     told, x = conditioning((5, 2, 9), (0, 4, 1), clip), noise(3, clip, seed=2)
@@ -172,33 +173,24 @@ def test_everything_told_is_seen(plain):
 
 
 def test_a_second_conditioning_shares_what_does_not_depend_on_it(plain):
-    ours, clip = plain.ours, (3, (4, 6))
     told, other = conditioning((6, 2), (3, 0)), conditioning((4, 3), (0, 0), seed=8)
-    points, x = flow_schedule(2).points[:-1], noise(2, clip)
-    first = ours.prepare(told, tuple(x.shape), points, attention=attention_selector())
-    second = ours.prepare_beside(first, other, tuple(x.shape))
+    first, second = plain.check_prepared_beside(told, other, noise(2, (3, (4, 6))))
     assert second.modulation is first.modulation
-    whole = ours.prepare(other, tuple(x.shape), points, attention=attention_selector())
-    assert all(torch.equal(ours.slope(x, second, point), ours.slope(x, whole, point)) for point in points)
 
 
-def test_original_files_load_as_well(pair, tmp_path):
+@pytest.mark.parametrize(("layout", "part"), [(tiny.in_original_layout, "k"), (tiny.in_comfy_layout, "qkv")])
+def test_original_files_load_as_well(pair, layout, part, tmp_path):
     file = tmp_path / "hunyuan.safetensors"
-    original = tiny.in_original_layout(pair.theirs.state_dict())
+    original = layout(pair.theirs.state_dict())
     assert "double_blocks.1.txt_attn_k_norm.weight" in original
+    assert f"double_blocks.1.txt_attn_{part}.bias" in original
     assert "txt_in.individual_token_refiner.blocks.0.self_attn_qkv.weight" in original
     save_file(original, file)
-    other = build_on_meta(lambda: HunyuanVideoDenoiser(pair.ours.config))
-    load_weights(other, file, hunyuan_video_key_map())
-    mine = pair.ours.state_dict()
-    assert all(torch.equal(weight, mine[name]) for name, weight in other.state_dict().items())
+    pair.check_file(file)
 
 
 def test_what_is_saved_is_what_was_loaded(pair):
-    saved, stored = pair.ours.component(), pair.theirs.state_dict()
-    assert HunyuanVideoConfig.from_entries(saved.entries) == pair.ours.config
-    assert saved.weights.keys() == stored.keys()
-    assert all(torch.equal(weight.read(), stored[name]) for name, weight in saved.weights.items())
+    pair.check_saved()
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
@@ -208,10 +200,9 @@ def test_files_tell_their_config(kind):
     sizes = {**tiny.SIZES, **tiny.KINDS[kind], **PUBLISHED}
     theirs = build_on_meta(lambda: HunyuanVideo15Transformer3DModel(**sizes))
     config = HunyuanVideoConfig.from_entries(dict(theirs.config))
-    for layout in (theirs.state_dict(), tiny.in_original_layout(theirs.state_dict())):
-        shapes = Shapes({name: tuple(weight.shape) for name, weight in layout.items()}).within(*PREFIXES)
-        assert MARKS.share(shapes.shapes) == 1
-        assert HunyuanVideoConfig.from_shapes(shapes) == config
+    weights = theirs.state_dict()
+    others = (tiny.in_original_layout(weights), tiny.in_comfy_layout(weights))
+    check_told_by_shapes(HunyuanVideoConfig, MARKS, config, weights, *others)
 
 
 def test_published_sizes():
@@ -226,13 +217,7 @@ def test_published_sizes():
 
 
 def test_what_only_prepare_uses_may_stay_in_the_file(plain):
-    lean = build_on_meta(lambda: HunyuanVideoDenoiser(plain.ours.config))
-    source = WeightSource.for_module(lean, plain.file, hunyuan_video_key_map())
-    lean.fill(source, device=CPU, dtype=torch.float32)
-    absent = {name for name, parameter in lean.named_parameters() if parameter.is_meta}
-    assert absent == {name for name, _ in plain.ours.named_parameters() if name.startswith(HOISTED)} != set()
-    told, x = conditioning((3, 9), (2, 0)), noise(2, (2, (4, 4)))
-    assert all(torch.equal(a, b) for a, b in zip(slopes(lean, told, x)[0], slopes(plain.ours, told, x)[0], strict=True))
+    plain.check_lean(conditioning((3, 9), (2, 0)), noise(2, (2, (4, 4))))
 
 
 def test_what_does_not_fit_is_refused(plain):

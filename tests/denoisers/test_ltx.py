@@ -1,61 +1,41 @@
 """LTX-Video's denoiser against diffusers' on tiny random weights."""
 
 import dataclasses
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_ltx
 import torch
+from pairs import CPU, Kind, check_told_by_shapes
+from pairs import clip_noise as noise
 from parity import error, slopes
 from safetensors.torch import save_file
 
 from calotype.core.attention.registry import attention_selector
-from calotype.core.loading import build_on_meta, load_weights
-from calotype.core.weight_source import WeightSource
+from calotype.core.loading import build_on_meta
 from calotype.denoisers.base import Conditioning, Prompt
 from calotype.denoisers.first_frames import FirstFramesKept
 from calotype.denoisers.guidance import ClassifierFree, Run, Unguided
-from calotype.denoisers.ltx import HOISTED, LTXDenoiser
+from calotype.denoisers.ltx import LTXDenoiser
 from calotype.denoisers.ltx_config import FIXED, MARKS, SOUND, LTXConfig
 from calotype.denoisers.ltx_keys import ltx_key_map
 from calotype.denoisers.ltx_rotary import fractional_rotary
-from calotype.denoisers.shapes import PREFIXES, Shapes
+from calotype.denoisers.shapes import Shapes
 from calotype.schedulers import flow_schedule
 
-CPU = torch.device("cpu")
 CLIPS = [(frames, size) for frames in (1, 2, 3) for size in ((4, 2), (3, 5))]
 PLACES = (8 / 25, 32.0, 24.0, 1, 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    ours: LTXDenoiser
-    theirs: Any
-    file: Path
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ltx")
-    theirs = tiny_ltx.ltx_transformer()
-    theirs.save_pretrained(folder)
-    file = folder / "diffusion_pytorch_model.safetensors"
-    ours = build_on_meta(lambda: LTXDenoiser(LTXConfig.from_entries(dict(theirs.config))))
-    load_weights(ours, file, ltx_key_map())
-    return Pair(ours=ours.requires_grad_(False).eval(), theirs=theirs, file=file)
+    kind = Kind(denoiser=LTXDenoiser, config=LTXConfig, key_map=ltx_key_map())
+    return kind.pair(tiny_ltx.ltx_transformer(), tmp_path_factory.mktemp("ltx"))
 
 
 def conditioning(lengths=(3, 9), units=PLACES, seed=0):
     """Rows of these lengths with rubbish after their ends."""
     states = torch.randn(len(lengths), 11, 20, generator=torch.Generator().manual_seed(seed))
     return Conditioning(states=states, lengths=torch.tensor(lengths), time_ids=torch.tensor([units] * len(lengths)))
-
-
-def noise(rows, clip, seed=1):
-    frames, size = clip
-    return torch.randn(rows, 4, frames, *size, generator=torch.Generator().manual_seed(seed))
 
 
 def by_diffusers(model, told, x, point):
@@ -168,13 +148,8 @@ def test_everything_told_is_seen(pair):
 
 
 def test_a_second_conditioning_shares_what_depends_on_time(pair):
-    told, other, x = conditioning(), conditioning((7, 2), seed=8), noise(2, (2, (2, 3)))
-    points, shape = flow_schedule(2).points[:-1], tuple(x.shape)
-    first = pair.ours.prepare(told, shape, points, attention=attention_selector())
-    second = pair.ours.prepare_beside(first, other, shape)
+    first, second = pair.check_prepared_beside(conditioning(), conditioning((7, 2), seed=8), noise(2, (2, (2, 3))))
     assert second.projections is first.projections
-    whole = pair.ours.prepare(other, shape, points, attention=attention_selector())
-    assert all(torch.equal(pair.ours.slope(x, second, p), pair.ours.slope(x, whole, p)) for p in points)
 
 
 def test_original_files_load_as_well(pair, tmp_path):
@@ -183,17 +158,11 @@ def test_original_files_load_as_well(pair, tmp_path):
     original = tiny_ltx.in_original_layout(pair.theirs.state_dict())
     assert convert_ltx_transformer_checkpoint_to_diffusers(dict(original)).keys() == pair.theirs.state_dict().keys()
     save_file(original, tmp_path / "ltx.safetensors")
-    other = build_on_meta(lambda: LTXDenoiser(pair.ours.config))
-    load_weights(other, tmp_path / "ltx.safetensors", ltx_key_map())
-    mine = pair.ours.state_dict()
-    assert all(torch.equal(weight, mine[name]) for name, weight in other.state_dict().items())
+    pair.check_file(tmp_path / "ltx.safetensors")
 
 
 def test_what_is_saved_is_what_was_loaded(pair):
-    saved, stored = pair.ours.component(), pair.theirs.state_dict()
-    assert LTXConfig.from_entries(saved.entries) == pair.ours.config
-    assert saved.weights.keys() == stored.keys()
-    assert all(torch.equal(weight.read(), stored[name]) for name, weight in saved.weights.items())
+    pair.check_saved()
 
 
 def test_files_tell_their_config():
@@ -203,10 +172,8 @@ def test_files_tell_their_config():
     changes = {"num_attention_heads": 32, "attention_head_dim": 4, "cross_attention_dim": 128, "norm_eps": 1e-6}
     theirs = build_on_meta(lambda: LTXVideoTransformer3DModel(**{**tiny_ltx.SIZES, **changes}))
     config = LTXConfig.from_entries(dict(theirs.config))
-    for layout in (theirs.state_dict(), tiny_ltx.in_original_layout(theirs.state_dict())):
-        shapes = Shapes({name: tuple(weight.shape) for name, weight in layout.items()}).within(*PREFIXES)
-        assert MARKS.share(shapes.shapes) == 1
-        assert LTXConfig.from_shapes(shapes) == config
+    weights = theirs.state_dict()
+    check_told_by_shapes(LTXConfig, MARKS, config, weights, tiny_ltx.in_original_layout(weights))
     again = build_on_meta(lambda: LTXVideoTransformer3DModel(**config.entries()))
     assert LTXConfig.from_entries(dict(again.config)) == config
     with pytest.raises(ValueError, match="it looks like LTX-2"):
@@ -215,20 +182,8 @@ def test_files_tell_their_config():
         LTXConfig.from_shapes(Shapes({"proj_in.weight": (42, 4)}))
 
 
-def lean_copy(pair: Pair, dtype: torch.dtype) -> LTXDenoiser:
-    """What loading makes of the file."""
-    lean = build_on_meta(lambda: LTXDenoiser(pair.ours.config))
-    lean.fill(WeightSource.for_module(lean, pair.file, ltx_key_map()), device=CPU, dtype=dtype)
-    return lean
-
-
 def test_what_only_prepare_uses_may_stay_in_the_file(pair):
-    lean = lean_copy(pair, torch.float32)
-    absent = {name for name, parameter in lean.named_parameters() if parameter.is_meta}
-    assert absent == {name for name, _ in pair.ours.named_parameters() if name.startswith(HOISTED)}
-    told, x = conditioning(), noise(2, (2, (2, 3)), seed=6)
-    for one, other in zip(slopes(lean, told, x)[0], slopes(pair.ours, told, x)[0], strict=True):
-        assert torch.equal(one, other)
+    pair.check_lean(conditioning(), noise(2, (2, (2, 3)), seed=6))
 
 
 def test_half_precision_is_as_good_as_that_of_diffusers(pair):
@@ -241,7 +196,7 @@ def test_half_precision_is_as_good_as_that_of_diffusers(pair):
     with torch.no_grad():
         reference = [by_diffusers(theirs, half, x.to(dtype), point).float() for point in points]
     allowed = 1.2 * max(error(slope, wanted) for slope, wanted in zip(reference, exact, strict=True))
-    found, _ = slopes(lean_copy(pair, dtype), half, x)
+    found, _ = slopes(pair.lean(dtype), half, x)
     assert all(slope.dtype is torch.float32 for slope in found)
     assert max(error(slope, wanted) for slope, wanted in zip(found, exact, strict=True)) < allowed
 

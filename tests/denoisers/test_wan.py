@@ -1,13 +1,14 @@
 """Wan's denoisers against diffusers' on tiny random weights."""
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_wan
 import torch
+from pairs import CPU, Kind, Pair, check_told_by_shapes
+from pairs import clip_noise as noise
 from parity import error, slopes
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,24 +17,16 @@ from torch.nn import functional
 from calotype.core.attention.approximate import SlidingTileAttention
 from calotype.core.attention.registry import attention_selector
 from calotype.core.copies import moved
-from calotype.core.loading import build_on_meta, load_weights
-from calotype.core.weight_source import WeightSource
+from calotype.core.loading import build_on_meta
 from calotype.denoisers.base import Conditioning
-from calotype.denoisers.shapes import PREFIXES, Shapes
-from calotype.denoisers.wan import HOISTED, WanDenoiser
+from calotype.denoisers.shapes import Shapes
+from calotype.denoisers.wan import WanDenoiser
 from calotype.denoisers.wan_config import MARKS, WanConfig
 from calotype.denoisers.wan_keys import wan_key_map
 from calotype.schedulers import flow_schedule
 
-CPU = torch.device("cpu")
+WAN = Kind(denoiser=WanDenoiser, config=WanConfig, key_map=wan_key_map())
 CLIPS = [(frames, size) for frames in (1, 2, 3, 5) for size in ((4, 8), (6, 10))]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    ours: WanDenoiser
-    theirs: Any
-    file: Path
 
 
 @pytest.fixture(scope="module", params=[*tiny_wan.KINDS])
@@ -52,12 +45,7 @@ def picture_pair(tmp_path_factory):
 
 
 def made_pair(folder: Path, changes: dict[str, Any]) -> Pair:
-    theirs = tiny_wan.wan_transformer(**changes)
-    theirs.save_pretrained(folder)
-    file = folder / "diffusion_pytorch_model.safetensors"
-    ours = build_on_meta(lambda: WanDenoiser(WanConfig.from_entries(dict(theirs.config))))
-    load_weights(ours, file, wan_key_map())
-    return Pair(ours=ours.requires_grad_(False).eval(), theirs=theirs, file=file)
+    return WAN.pair(tiny_wan.wan_transformer(**changes), folder)
 
 
 def conditioning(config: WanConfig, lengths: tuple[int, ...], clip: tuple[int, tuple[int, int]], seed=0):
@@ -74,11 +62,6 @@ def conditioning(config: WanConfig, lengths: tuple[int, ...], clip: tuple[int, t
         references=(drawn(config.beside_channels, frames, *size),) if config.beside_channels else (),
         picture_states=None if config.picture_width is None else drawn(10, config.picture_width),
     )
-
-
-def noise(rows, clip, seed=1):
-    frames, size = clip
-    return torch.randn(rows, 4, frames, *size, generator=torch.Generator().manual_seed(seed))
 
 
 def padded(told):
@@ -160,39 +143,26 @@ def test_everything_told_is_seen(picture_pair):
 
 
 def test_a_second_conditioning_shares_what_does_not_depend_on_it(picture_pair):
-    ours, clip = picture_pair.ours, (3, (4, 6))
-    told, other = (conditioning(ours.config, (6, 2), clip, seed=seed) for seed in (0, 8))
-    points, x = flow_schedule(2).points[:-1], noise(2, clip)
-    shape = tuple(x.shape)
-    first = ours.prepare(told, shape, points, attention=attention_selector())
-    second = ours.prepare_beside(first, other, shape)
+    clip = (3, (4, 6))
+    told, other = (conditioning(picture_pair.ours.config, (6, 2), clip, seed=seed) for seed in (0, 8))
+    first, second = picture_pair.check_prepared_beside(told, other, noise(2, clip))
     assert second.rotary is first.rotary and second.projections is first.projections
-    whole = ours.prepare(other, shape, points, attention=attention_selector())
-    assert all(torch.equal(ours.slope(x, second, point), ours.slope(x, whole, point)) for point in points)
 
 
 def test_original_files_load_as_well(pair, tmp_path):
     file = tmp_path / "wan.safetensors"
     save_file(tiny_wan.in_original_layout(pair.theirs.state_dict()), file)
-    other = build_on_meta(lambda: WanDenoiser(pair.ours.config))
-    load_weights(other, file, wan_key_map())
-    mine = pair.ours.state_dict()
-    assert all(torch.equal(weight, mine[name]) for name, weight in other.state_dict().items())
+    pair.check_file(file)
 
 
 def test_what_is_saved_is_what_was_loaded(pair):
-    saved, stored = pair.ours.component(), pair.theirs.state_dict()
-    assert WanConfig.from_entries(saved.entries) == pair.ours.config
-    assert saved.weights.keys() == stored.keys()
-    assert all(torch.equal(weight.read(), stored[name]) for name, weight in saved.weights.items())
+    pair.check_saved()
 
 
 def test_files_with_a_norm_that_nobody_uses_load(picture_pair, tmp_path):
     unused = {"blocks.1.attn2.norm_added_q.weight": torch.ones(42)}
     save_file(picture_pair.theirs.state_dict() | unused, tmp_path / "wan.safetensors")
-    other = build_on_meta(lambda: WanDenoiser(picture_pair.ours.config))
-    load_weights(other, tmp_path / "wan.safetensors", wan_key_map())
-    assert not any(weight.is_meta for weight in other.parameters())
+    picture_pair.check_file(tmp_path / "wan.safetensors")
 
 
 @pytest.mark.parametrize("kind", tiny_wan.KINDS)
@@ -203,10 +173,8 @@ def test_files_tell_their_config(kind):
         changes["added_kv_proj_dim"] = 3 * 128
     theirs = build_on_meta(lambda: tiny_wan_on_meta(changes))
     config = WanConfig.from_entries(dict(theirs.config))
-    for layout in (theirs.state_dict(), tiny_wan.in_original_layout(theirs.state_dict())):
-        shapes = Shapes({name: tuple(weight.shape) for name, weight in layout.items()}).within(*PREFIXES)
-        assert MARKS.share(shapes.shapes) == 1
-        assert WanConfig.from_shapes(shapes) == config
+    weights = theirs.state_dict()
+    check_told_by_shapes(WanConfig, MARKS, config, weights, tiny_wan.in_original_layout(weights))
     again = tiny_wan_on_meta(config.entries())
     assert WanConfig.from_entries(dict(again.config)) == config
 
@@ -223,21 +191,9 @@ def test_other_models_shapes_are_refused():
         WanConfig.from_shapes(Shapes(shapes))
 
 
-def lean_copy(pair: Pair, dtype: torch.dtype) -> WanDenoiser:
-    """What loading makes of the file."""
-    lean = build_on_meta(lambda: WanDenoiser(pair.ours.config))
-    lean.fill(WeightSource.for_module(lean, pair.file, wan_key_map()), device=CPU, dtype=dtype)
-    return lean
-
-
 def test_what_only_prepare_uses_may_stay_in_the_file(picture_pair):
-    ours, clip = picture_pair.ours, (2, (4, 4))
-    lean = lean_copy(picture_pair, torch.float32)
-    absent = {name for name, parameter in lean.named_parameters() if parameter.is_meta}
-    assert absent == {name for name, _ in ours.named_parameters() if name.startswith(HOISTED)}
-    told, x = conditioning(ours.config, (5, 3), clip), noise(2, clip, seed=6)
-    for one, other in zip(slopes(lean, told, x)[0], slopes(ours, told, x)[0], strict=True):
-        assert torch.equal(one, other)
+    clip = (2, (4, 4))
+    picture_pair.check_lean(conditioning(picture_pair.ours.config, (5, 3), clip), noise(2, clip, seed=6))
 
 
 def test_half_precision_is_as_good_as_that_of_diffusers(picture_pair):
@@ -253,14 +209,14 @@ def test_half_precision_is_as_good_as_that_of_diffusers(picture_pair):
     with torch.no_grad():
         reference = [by_diffusers(theirs, rounded, x.to(dtype), point).float() for point in points]
     allowed = 1.5 * max(error(slope, wanted) for slope, wanted in zip(reference, exact, strict=True))
-    for model in (lean_copy(picture_pair, dtype), moved(lean_copy(picture_pair, torch.float32), CPU, dtype)):
+    for model in (picture_pair.lean(dtype), moved(picture_pair.lean(), CPU, dtype)):
         found, _ = slopes(model, half, x)
         assert all(slope.dtype is torch.float32 for slope in found)
         assert max(error(slope, wanted) for slope, wanted in zip(found, exact, strict=True)) < allowed
 
 
 def test_time_is_embedded_and_modulations_are_held_in_float32_in_half_precision(text_pair):
-    ours, half, clip = text_pair.ours, lean_copy(text_pair, torch.bfloat16), (1, (4, 4))
+    ours, half, clip = text_pair.ours, text_pair.lean(torch.bfloat16), (1, (4, 4))
     times, points = [0.93, 0.4, 0.0], flow_schedule(2).points[:-1]
     assert torch.equal(half.embed(times), ours.embed(times).bfloat16())
     told = conditioning(ours.config, (4,), clip)

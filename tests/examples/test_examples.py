@@ -14,6 +14,7 @@ FILES = {
     "complete_prompt.py": {"prompts.txt"},
     "image_to_image.py": {"start.png", "strength-0.0.png", "strength-0.5.png", "strength-0.8.png"},
     "inpaint.py": {"after.png", "before.png", "mask.png"},
+    "resume_elsewhere.py": {"car.png", "state.safetensors"},
     "serve_requests.py": {"answers.txt"},
     "stream_steps.py": {"car.png", "state.safetensors", *(f"preview-{i}.png" for i in range(4))},
     "structured_output.py": {"answer.json"},

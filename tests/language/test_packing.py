@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from calotype.core.moe import ExpertsConfig
-from calotype.core.ops.packed import Kind, PackedLinear
+from calotype.core.ops.packed import PackedLinear
+from calotype.core.ops.packed_matrix import Kind
 from calotype.language.model import LanguageModel, LanguageModelConfig
 from calotype.language.packing import pack_language_model
 
@@ -29,7 +30,7 @@ def model(*, tied: bool = True, experts: ExpertsConfig | None = None) -> Languag
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(("kind", "limit"), [("int8", 0.03), ("int4", 0.3)])
+@pytest.mark.parametrize(("kind", "limit"), [("int8", 0.03), ("int4", 0.3), ("w8a8", 0.06)])
 def test_logits_stay_near_and_the_report_tells_all_matrices(kind: Kind, limit: float, tied: bool) -> None:
     packed, ids = model(tied=tied), torch.tensor([[3, 1, 4, 1, 5]])
     wanted, embedding = packed.logits(ids), packed.embedding.weight
@@ -38,12 +39,20 @@ def test_logits_stay_near_and_the_report_tells_all_matrices(kind: Kind, limit: f
     assert [each.name for each in report.weights] == [f"blocks.{i}.{name}" for i in range(2) for name in names] + [
         "head"
     ]
-    assert {each.kind for each in report.weights[:-1]} == {kind} and report.weights[-1].kind == "int8"
+    assert {each.kind for each in report.weights[:-1]} == {kind}
+    assert report.weights[-1].kind == ("w8a8" if kind == "w8a8" else "int8")
     assert report.weights[-1].bytes_before == (0 if tied else 4 * 80 * 64)
     assert packed.embedding.weight is embedding and isinstance(packed.head, PackedLinear)
     assert not any(type(each) is nn.Linear for each in packed.modules())
     found = packed.logits(ids)
     assert 0 < float((found - wanted).norm() / wanted.norm()) < limit
+
+
+def test_w8a8_rows_of_a_batch_are_what_they_are_alone() -> None:
+    packed, ids = model(), torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    pack_language_model(packed, "w8a8")
+    together, alone = packed.logits(ids), torch.cat([packed.logits(row[None]) for row in ids])
+    assert float((together - alone).norm() / alone.norm()) < 2e-3  # where a number lies between two steps
 
 
 def test_routers_and_experts_stay() -> None:

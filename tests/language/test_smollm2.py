@@ -27,6 +27,11 @@ PROMPTS = (
     "def fibonacci(n):",
     "<|im_start|>user\nDescribe a cosy cabin.<|im_end|>\n<|im_start|>assistant\n",
 )
+PROSE = (
+    "The history of photography began with the discovery of two principles: camera obscura image projection and the "
+    "observation that some substances are visibly altered by exposure to light. The calotype was an early process "
+    "introduced in 1841 by William Henry Fox Talbot, using paper coated with silver iodide."
+)
 TEXTS = (
     *PROMPTS,
     "  two spaces",
@@ -148,6 +153,19 @@ def test_packed_weights_keep_the_grids_of_the_file(smollm2: Path, ours: tuple[La
     ids = torch.tensor([tokenizer.encode(PROMPTS[0])])
     wanted, found = ours[0].logits(ids)[0, -1], packed.logits(ids)[0, -1]
     assert float((found - wanted).norm() / wanted.norm()) < 0.05 and int(found.argmax()) == int(wanted.argmax())
+
+
+@torch.no_grad()
+def test_packed_activations_cost_what_the_docs_say(smollm2: Path, ours: tuple[LanguageModel, TextTokenizer]) -> None:
+    packed, tokenizer = load_gguf(smollm2)
+    report = pack_language_model(packed, "w8a8")
+    if not all(weight.has_kernel for weight in report.weights):
+        pytest.skip("FBGEMM is not here")
+    assert {weight.kind for weight in report.weights} == {"w8a8"} and 0.008 < report.mean_error < 0.014
+    ids = torch.tensor([tokenizer.encode(PROSE)])
+    wanted, found = ours[0].logits(ids)[0], packed.logits(ids)[0]
+    assert 0.05 < float((found - wanted).norm() / wanted.norm()) < 0.16
+    assert float((found.argmax(-1) == wanted.argmax(-1)).float().mean()) > 0.75
 
 
 def greedy(model: LanguageModel, prompt: list[int], count: int, stop: tuple[int, ...]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Causal few-step video: chunks, their steps and frames, clips that go on, and what files say of it."""
+"""Causal few-step video: chunks, their steps and frames, and what files say of it."""
 
 import copy
 import dataclasses
@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from causal_reference import SIGMAS, four_steps, padded
+from causal_reference import compare
 from fakes import fake_clip_pipeline, fake_pipeline
 from parity import error
 from safetensors.torch import save_file
 
 import calotype
-from calotype import Chunks, Request, State
+from calotype import Chunks, Request
+from calotype.core.weight_source import WeightSource
 from calotype.denoisers.causal_wan import CausalWan
 from calotype.denoisers.guidance import ClassifierFree
 from calotype.denoisers.wan import WanDenoiser
@@ -48,24 +49,6 @@ def ours(made):
     return made.ours
 
 
-def written_out(network, pipe, encoded, seeds, begin):
-    told = encoded.conditioning.positive
-    lengths = pipe.denoiser.chunks.lengths(encoded.shape[2])
-    return four_steps(network, padded(told), seeds, begin, lengths, pipe.denoiser.chunks)
-
-
-def compare(network, pipe, request, seeds, begin):
-    encoded = pipe.encode(request)
-    steps, wanted = list(pipe.denoise(encoded)), written_out(network, pipe, encoded, seeds, begin)
-    assert len(steps) == len(wanted)
-    for number, (step, (latents, denoised)) in enumerate(zip(steps, wanted, strict=True)):
-        assert (step.index, step.total, step.chunk) == (number, len(wanted), number // 4)
-        assert step.sigma == pytest.approx((*SIGMAS[1:], 0.0)[number % 4])
-        assert error(step.latents, latents) < 1e-5
-        assert error(step.denoised, denoised) < 1e-5
-    return steps[-1]
-
-
 @pytest.mark.parametrize(
     "chunks", [None, ALONE, Chunks(frames=2, window=4), Chunks(frames=1, window=4, sink=2), Chunks(frames=3)]
 )
@@ -74,23 +57,6 @@ def test_steps_are_those_that_are_written_out(made, ours, chunks):
     pipe = ours if chunks is None else calotype.causal(ours, chunks)
     request = Request(prompt=PROMPTS, num_frames=21, seed=[5, 9], **SMALL)
     compare(made.network, pipe, request, (5, 9), torch.zeros(2, 4, 0, 4, 4))
-
-
-@torch.no_grad()
-def test_a_clip_goes_on(made, ours):
-    """Its latents are the first ones of the result, and its chunks are seen by those that are made."""
-    frames = numpy.random.default_rng(0).integers(0, 256, (13, 16, 24, 3), dtype=numpy.uint8)
-    pixels = torch.from_numpy(frames).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
-    begin = ours.vae.encode(pixels)
-    last = compare(made.network, ours, Request(prompt="a cat", num_frames=25, video=frames, seed=5), (5,), begin)
-    assert torch.equal(last.latents[:, :, :4], begin)
-    result = ours.decode(last)
-    assert [len(clip) for clip in result.videos] == [25]
-    assert result.warnings == ("num_frames 25: the model makes 29, of which the first 25 are returned",)
-    assert (result.manifest.task, result.manifest.strength) == ("video-to-video", None)
-    streamed = list(ours.stream_frames("a cat", num_frames=25, video=frames, seed=5, output_type="np"))
-    whole = ours("a cat", num_frames=25, video=frames, seed=5, output_type="np")
-    assert numpy.array_equal(numpy.concatenate(streamed, axis=1), whole.videos)
 
 
 @torch.no_grad()
@@ -135,6 +101,10 @@ def test_frames_come_before_the_next_chunk_is_begun(ours, monkeypatch):
     monkeypatch.setattr(CausalWan, "slope", counted)
     counts = [len(seen) for _ in ours.stream_frames("a cat", num_frames=21, seed=3, **SMALL)]
     assert counts == [4, 4, 8, 8, 12, 12]
+    seen.clear()
+    frames = numpy.zeros((5, 16, 16, 3), dtype=numpy.uint8)
+    counts = [len(seen) for _ in ours.stream_frames("a cat", num_frames=13, video=frames, seed=3)]
+    assert counts == [0, 4, 4]
 
 
 def test_a_step_decodes_to_the_clip_so_far(ours):
@@ -157,25 +127,6 @@ def test_a_window_as_long_as_the_clip_changes_nothing(ours):
     for window, equal in ((6, True), (50, True), (4, False)):
         pipe = calotype.causal(ours, Chunks(frames=2, window=window))
         assert torch.equal(pipe(**told).latents, expected) is equal
-
-
-@pytest.mark.parametrize("sampler", [None, "dpmpp_2m"])
-def test_runs_resume_after_any_step(ours, sampler):
-    frames = numpy.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), dtype=numpy.uint8)
-    encoded = ours.encode(Request(prompt=PROMPTS, num_frames=21, video=frames, seed=1, sampler=sampler))
-    steps = list(ours.denoise(encoded))
-    assert len(steps) == 8
-    for step in steps:
-        state = State.from_tensors(step.state.to_tensors())
-        again = list(ours.denoise(encoded, resume=state))
-        assert torch.equal(again[-1].latents, steps[-1].latents)
-        assert [each.index for each in again] == list(range(step.index + 1, 8)) or step.index == 7
-    for state, message in (
-        (dataclasses.replace(steps[0].state, index=9), "saved after step 9, this run has 8 steps"),
-        (dataclasses.replace(steps[0].state, index=5), r"latents \(2, 4, 4, 4, 4\), this run has \(2, 4, 6, 4, 4\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ours.denoise(encoded, resume=state)
 
 
 def test_cancelling_decodes_nothing(ours, monkeypatch):
@@ -258,6 +209,28 @@ def test_the_manifest_makes_it_again(ours):
     assert torch.equal(arguments.run(ours, progress=False).latents, first.latents)
 
 
+def test_replay_knows_the_chunks(wan, ours, tmp_path):
+    """They are made anew for a model that is loaded with others, and refused where a pipeline is given."""
+    pipe = calotype.causal(ours, Chunks(frames=1, window=3, sink=1))
+    pipe("a cat", num_frames=9, seed=3, **SMALL).save(tmp_path / "a.webp")
+    again = calotype.replay(tmp_path / "a.webp")
+    assert again.bit_equal
+    assert again.manifest.chunks == {
+        "type": "Chunks",
+        "frames": 1,
+        "independent_first_frame": False,
+        "window": 3,
+        "sink": 1,
+    }
+    assert calotype.replay(tmp_path / "a.webp", pipeline=pipe).bit_equal
+    plain = wan.both("text")[0]
+    for other, found in ((ours, r"Chunks\(frames=2, .*\)"), (plain, "whole clips")):
+        with pytest.raises(ValueError, match=rf"made by Chunks\(frames=1, .*\), the pipeline makes {found}; calotype"):
+            calotype.replay(tmp_path / "a.webp", pipeline=other)
+    plain("a cat", num_frames=5, num_inference_steps=1, seed=3, **SMALL).save(tmp_path / "b.webp")
+    assert calotype.replay(tmp_path / "b.webp", pipeline=plain).manifest.chunks is None
+
+
 def test_a_folder_is_told_by_its_classes(made, ours, tmp_path):
     assert ours.denoiser.chunks == Chunks(frames=2)
     assert (ours.recipe.num_inference_steps, ours.recipe.num_frames, ours.looking) == (4, 81, None)
@@ -307,6 +280,21 @@ def test_wan_becomes_causal(wan, tmp_path):
             calotype.causal(wan.both(kind)[0])
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("experts", r"model has two experts \(its boundary_ratio is 0.6\); clips are made chunk by chunk by one"),
+        ("pictures", "model: this denoiser reads pictures beside its latents"),
+    ],
+)
+def test_folders_that_cannot_be_causal_are_refused_at_once(kind, message, tmp_path, monkeypatch):
+    """No weights are looked for."""
+    causal_folder(tmp_path / "model", kind)
+    monkeypatch.setattr(WeightSource, "for_module", None)
+    with pytest.raises(ValueError, match=message):
+        calotype.load(tmp_path / "model")
+
+
 def test_frames_of_other_models_stream_too(wan):
     ours, _ = wan.both("text")
     told = {"num_frames": 7, "num_inference_steps": 2, "seed": 3, "output_type": "np", **SMALL}
@@ -332,8 +320,6 @@ VIDEO = numpy.zeros((5, 16, 16, 3), dtype=numpy.uint8)
         ({"schedule": calotype.flow_schedule(4).between(0, 2)}, "schedule ends at sigma 0.5; chunks must be finished"),
         ({"image": picture(8, 8)}, "image: wan does not use this argument"),
         ({"video": VIDEO, "strength": 0.5}, "strength: wan does not use this argument"),
-        ({"video": VIDEO[:4]}, "video has 4 frames; this model goes on from whole chunks, such as 5 frames"),
-        ({"video": numpy.concatenate((VIDEO, VIDEO))}, "video has 10 frames; .*, such as 5 or 13 frames"),
         ({"video": VIDEO, "num_frames": 5}, "num_frames is 5, with the 5 of video; it must be more than 5"),
         ({"video": VIDEO, "width": 32}, "video is 16x16 and 32x16 was asked for"),
         ({"num_frames": 0}, "num_frames is 0; it must be from 1 to 1000"),

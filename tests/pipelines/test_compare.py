@@ -2,8 +2,8 @@
 
 import copy
 import dataclasses
+import importlib
 import math
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,11 +26,14 @@ from calotype.pipelines.compare import (
     trace_ours,
     trace_theirs,
 )
-from calotype.pipelines.compare_adapters import Run, adapter_of
+from calotype.pipelines.compare_adapters import adapter_of
+from calotype.pipelines.compare_run import Run
 from calotype.pipelines.discrete import DiscreteScheduler
 
 from ..tiny_families import FAMILIES, SIZE, SIZES
 from ..tiny_flux2 import flux2_pipeline
+from ..tiny_hunyuan_video import HunyuanVideoPipelines
+from ..tiny_ltx_pipeline import LTXPipelines
 from ..tiny_qwen_image import qwen_image_edit_pipeline
 from ..tiny_sd import SCHEDULERS, sd_pipeline, sdxl_pipeline
 from .sd_parity import ours_with, theirs_as
@@ -223,23 +226,115 @@ def test_qwen_image_edit_looks_at_pictures(tmp_path, monkeypatch):
         compare(ours, theirs, layout, RUN)
 
 
-@pytest.mark.parametrize("kind", ["text", "experts", "pictures", "first and last", "beside"])
+def test_the_first_qwen_image_edit_looks_at_one(tmp_path, monkeypatch):
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as module
+
+    sides = module.calculate_dimensions
+    monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: sides(50**2, ratio))
+    theirs = qwen_image_edit_pipeline(tmp_path / "model", "QwenImageEditPipeline")
+    pipe, layout = calotype.load(tmp_path / "model"), families.family_of_folder(tmp_path / "model").layout
+    ours = dataclasses.replace(pipe, editing=dataclasses.replace(pipe.editing, seen=50**2, read=50**2))
+    images = drawn(tmp_path / "a.png", 70, 41), drawn(tmp_path / "b.png", 33, 60)
+    names = ["token ids: llm", "embeddings: states", "reference latents", "sigmas", "step 0", "step 1", "pixels"]
+    assert same(compare(ours, theirs, layout, dataclasses.replace(RUN, images=images[:1]))) == names
+    with pytest.raises(ValueError, match="2 pictures; this pipeline changes one"):
+        compare(ours, theirs, layout, dataclasses.replace(RUN, images=images))
+
+
+@pytest.mark.parametrize("kind", ["text", "experts", "pictures", "first and last", "beside", "first"])
 def test_clips(wan, kind, tmp_path, monkeypatch):
-    """Of the prompt alone, and of pictures that they begin and end with."""
+    """Of the prompt alone, and of pictures that they begin and end with; of a first picture also where one model makes
+    clips with and without (diffusers has another class for it)."""
     ours, theirs = wan.both(kind)
-    monkeypatch.setattr(sys.modules[type(theirs).__module__], "ftfy", SimpleNamespace(fix_text=str), raising=False)
+    for name in ("pipeline_wan", "pipeline_wan_i2v"):
+        module = importlib.import_module(f"diffusers.pipelines.wan.{name}")
+        monkeypatch.setattr(module, "ftfy", SimpleNamespace(fix_text=str), raising=False)
     layout, count = families.family_of_folder(wan.made(kind)[0]).layout, {"text": 0, "experts": 0, "first and last": 2}
-    images = tuple(drawn(tmp_path / f"{n}.png", 16, 16) for n in range(count.get(kind, 1)))
-    run = Run(prompt="a fox", width=16, height=16, num_inference_steps=3, num_frames=5, seed=4, images=images)
+    side = 32 if kind == "first" else 16
+    images = tuple(drawn(tmp_path / f"{n}.png", side, side) for n in range(count.get(kind, 1)))
+    run = Run(prompt="a fox", width=side, height=side, num_inference_steps=3, num_frames=5, seed=4, images=images)
     looked_at = {"pictures": ["embeddings: picture_states"], "first and last": ["embeddings: picture_states"]}
     told = ["token ids: t5", "embeddings: states", *looked_at.get(kind, ()), *(["latents beside"] if images else ())]
     assert same(compare(ours, theirs, layout, run)) == [*told, "sigmas", "step 0", "step 1", "step 2", "pixels"]
     if kind in ("text", "pictures"):
         other = dataclasses.replace(ours, denoiser=altered(ours.denoiser))
         assert first_divergence(compare(other, theirs, layout, run), 1e-5).name == "step 0"
-    wrong = dataclasses.replace(run, images=() if images else (tmp_path / "a.png",))
-    with pytest.raises(ValueError, match="0 pictures; this pipeline makes clips that begin" if images else "alone"):
+    if kind == "first":
+        assert "latents beside" not in same(compare(ours, theirs, layout, dataclasses.replace(run, images=())))
+        wrong, message = dataclasses.replace(run, images=images * 2), "2 pictures; this pipeline makes clips that begin"
+    else:
+        wrong = dataclasses.replace(run, images=() if images else (tmp_path / "a.png",))
+        message = "0 pictures; this pipeline makes clips that begin" if images else "alone"
+    with pytest.raises(ValueError, match=message):
         compare(ours, theirs, layout, wrong)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    """Tiny pipelines of further families, with what their folders' layout is."""
+    root = tmp_path_factory.mktemp("clips")
+    made = {"hunyuan": HunyuanVideoPipelines(root / "hunyuan"), "ltx": LTXPipelines(root / "ltx")}
+
+    def of(family, kind):
+        ours, theirs = made[family].both(kind)
+        return ours, theirs, families.family_of_folder(made[family].folder(kind)).layout
+
+    return of
+
+
+@pytest.mark.parametrize("kind", ["text", "pictures", "meanflow"])
+def test_clips_of_hunyuan_video(clips, kind, tmp_path):
+    """With and without texts in quotes; a clip that begins with a picture has its aspect."""
+    ours, theirs, layout = clips("hunyuan", kind)
+    begins = kind != "text"
+    images = (drawn(tmp_path / "0.png", 30, 19),) if begins else ()
+    size = {} if begins else {"width": 32, "height": 16}
+    run = Run(prompt='a sign "old dogs"', num_inference_steps=2, num_frames=5, seed=4, images=images, **size)
+    told = ["token ids: llm", "token ids: byt5", "embeddings: states", "embeddings: other_states"]
+    seen = ["embeddings: picture_states", "latents beside"] if begins else []
+    assert same(compare(ours, theirs, layout, run)) == [*told, *seen, "sigmas", "step 0", "step 1", "pixels"]
+    plain = same(compare(ours, theirs, layout, dataclasses.replace(run, prompt="a fox", num_frames=1)))
+    assert plain == [told[0], told[2], *seen, "sigmas", "step 0", "step 1", "pixels"]
+    other = dataclasses.replace(ours, denoiser=altered(ours.denoiser))
+    assert first_divergence(compare(other, theirs, layout, run), 1e-5).name == "step 0"
+    assert "step" not in vars(theirs.scheduler)
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("plain", False), ("plain", True), ("timed", True), ("later", False)])
+def test_clips_of_ltx_video(clips, kind, begins, tmp_path):
+    """Steps are compared without the first frame where that is known; diffusers has another class for it."""
+    ours, theirs, layout = clips("ltx", kind)
+    images = (drawn(tmp_path / "0.png", 40, 32),) if begins else ()
+    run = Run(prompt="a red fox", width=64, height=32, num_inference_steps=2, num_frames=9, seed=4, images=images)
+    seen = ["latents beside"] if begins else []
+    names = ["token ids: t5", "embeddings: states", *seen, "sigmas", "step 0", "step 1", "pixels"]
+    assert same(compare(ours, theirs, layout, run)) == names
+    other = dataclasses.replace(ours, denoiser=altered(ours.denoiser))
+    assert first_divergence(compare(other, theirs, layout, run), 1e-5).name == "step 0"
+    if begins:
+        one = same(compare(ours, theirs, layout, dataclasses.replace(run, num_frames=1)))
+        assert one == [*names[:4], "pixels"]  # nothing but the picture
+    distilled = dataclasses.replace(ours, family=dataclasses.replace(ours.family, distilled=True))
+    assert same(compare(distilled, theirs, layout, dataclasses.replace(run, num_inference_steps=8)))[-1] == "pixels"
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "changes", "message"),
+    [
+        ("hunyuan", "text", {"images": 1}, "of prompts alone"),
+        ("hunyuan", "pictures", {}, "0 pictures; this pipeline makes clips that begin with one, which gives the size"),
+        ("hunyuan", "pictures", {"images": 1, "width": 32}, "which gives the size"),
+        ("hunyuan", "text", {"num_frames": 6}, "the clip has 6 frames; it must have 1 more than a multiple of 4"),
+        ("ltx", "plain", {"images": 2}, "2 pictures; this pipeline makes clips that begin with one"),
+        ("ltx", "later", {"images": 1}, "with a picture diffusers draws noise in another order"),
+    ],
+)
+def test_clips_that_cannot_be_compared(clips, family, kind, changes, message, tmp_path):
+    ours, theirs, layout = clips(family, kind)
+    images = tuple(tmp_path / f"{n}.png" for n in range(changes.get("images", 0)))
+    run = dataclasses.replace(Run(prompt="a fox", num_inference_steps=1, num_frames=5), **{**changes, "images": images})
+    with pytest.raises(ValueError, match=message):
+        compare(ours, theirs, layout, run)
 
 
 def test_frames_of_a_model_that_makes_pictures(flux):

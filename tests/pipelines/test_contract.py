@@ -134,6 +134,13 @@ def test_cancelling_ends_within_a_step_and_decodes_nothing(case):
     assert torch.equal(case.pipe.decode(left).latents, case.latents(PROMPTS[0], seed=1))
 
 
+def test_an_empty_prompt_is_a_prompt(case):
+    """A picture of nothing in particular, beside others as alone."""
+    together = case.latents(["", PROMPTS[0]], seed=[1, 2])
+    assert bool(together.isfinite().all())
+    assert error(together[:1], case.latents("", seed=1)) < 1e-5
+
+
 def test_one_step_is_finite(case):
     arguments = {**case.rest, **case.reading, "num_inference_steps": 1, "output_type": "np", "seed": 3}
     steps = list(case.pipe.stream(PROMPTS[0], **arguments))

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tiny_flux2 import flux2_pipeline, in_original_layout
 
 import calotype
+from calotype.denoisers.flux2_kv import Flux2KVDenoiser
 from calotype.denoisers.guidance import ClassifierFree, Distilled, Unguided
 from calotype.denoisers.patches import unpatchify
 from calotype.pipelines.flux2 import Flux2Editing, recipe
@@ -41,6 +42,11 @@ def klein(tmp_path_factory):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     return load("klein base", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def kv(tmp_path_factory):
+    return load("klein kv", tmp_path_factory)
 
 
 @pytest.fixture(params=["dev", "klein", "base"])
@@ -98,6 +104,33 @@ def test_editing(both, count):
     assert result.images[0].size == (64, 64)
     assert result.manifest.task == "edit"
     assert "image, picture 1: 70x64 is read at 64x64" in result.warnings
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_klein_kv_remembers_its_pictures(kv, count):
+    """Their keys and values, which depend on neither the text nor the step."""
+    pictures = [picture(70, 64), picture(104, 72, 1)][:count]
+    shared = {"prompt": PROMPTS, "image": pictures or None, "num_inference_steps": 3, **SIZE}
+    check(kv, {**shared, "seed": [1, 2]}, {**shared, "generator": generators(1, 2)})
+
+
+def test_klein_kv_alone_guided_and_from_files(kv, tmp_path):
+    """A row is that row alone, both sides of guidance see the pictures, blocks may stay in their files."""
+    ours, _ = kv
+    assert isinstance(ours.denoiser, Flux2KVDenoiser) and ours.recipe == recipe("klein", downsampling=8)
+    lists = [[picture(64, 64)], [picture(64, 64, 1)]]
+    arguments = {"num_inference_steps": 2, "output_type": "latent", **LENGTH, **SIZE}
+    together = ours(PROMPTS, image=lists, seed=[1, 2], **arguments).latents
+    for row in range(2):
+        alone = ours(PROMPTS[row], image=lists[row], seed=1 + row, **arguments).latents
+        assert error(together[row : row + 1], alone) < 1e-5
+    guided = {**arguments, "image": lists[0], "negative_prompt": "a boat and a cat", "seed": 1}
+    both = [ours("a cat", guidance=ClassifierFree(2.0, batched=batched), **guided).latents for batched in (True, False)]
+    assert error(*both) < 1e-5
+    ours.save(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "model_index.json").read_text())["_class_name"] == "Flux2KleinKVPipeline"
+    lean = calotype.load(tmp_path / "saved", offload="blocks")
+    assert torch.equal(lean(PROMPTS, image=lists, seed=[1, 2], **arguments).latents, together)
 
 
 def test_editing_at_another_size(dev):

@@ -3,25 +3,36 @@
 import dataclasses
 import json
 import shutil
-import threading
 from unittest import mock
 
 import numpy
 import pytest
 import torch
+from clip_pipelines import (
+    check_cancelling_decodes_nothing,
+    check_exactly_the_frames_that_are_asked_for,
+    check_stages_compose_and_resume,
+)
 from parity import error, generators
 from safetensors.torch import save_file
 
 import calotype
 from calotype.denoisers.guidance import ClassifierFree, Distilled
-from calotype.pipelines.base import Cancelled
 from calotype.pipelines.finite import NonFiniteError
 from calotype.pipelines.hunyuan_guider import Guider
 from calotype.pipelines.hunyuan_pictures import closest_size, covering
 from calotype.pipelines.manifest import Manifest
 
 from ..fake_hub import Hub
-from ..tiny_hunyuan_video import HunyuanVideoPipelines, hunyuan_video_pipeline, in_original_layout
+from ..tiny_hunyuan_video import (
+    SIZES,
+    HunyuanVideoPipelines,
+    glyph_tokenizer,
+    hunyuan_video_pipeline,
+    in_comfy_layout,
+    in_original_layout,
+)
+from ..tiny_text_encoders import t5_model
 from ..tiny_wan_pipeline import picture
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -191,11 +202,8 @@ def test_a_picture_and_a_size(hunyuan):
 
 
 def test_exactly_the_frames_that_are_asked_for(ours):
-    told = {"prompt": PROMPTS[0], "num_inference_steps": 1, "seed": 3, "output_type": "np", **SMALL}
-    whole, cut = ours(num_frames=9, **told), ours(num_frames=7, **told)
-    assert cut.videos.shape == (1, 7, 16, 16, 3)
-    assert numpy.array_equal(cut.videos, whole.videos[:, :7])
-    assert cut.warnings == ("num_frames 7: the model makes 9, of which the first 7 are returned",)
+    told = {"prompt": PROMPTS[0], "num_inference_steps": 1, "seed": 3, **SMALL}
+    check_exactly_the_frames_that_are_asked_for(ours, told, asked=7, made=9)
 
 
 def test_rows_are_alone(ours):
@@ -209,20 +217,12 @@ def test_rows_are_alone(ours):
 
 
 def test_stages_compose_and_resume(ours):
-    told = {"prompt": PROMPTS, "num_frames": 5, "num_inference_steps": 3, "seed": 1, "output_type": "np", **SMALL}
-    whole = ours(**told)
-    encoded = ours.encode(calotype.Request(**told))
-    steps = list(ours.denoise(encoded))
-    assert numpy.array_equal(ours.decode(steps[-1]).videos, whole.videos)
-    again = list(ours.denoise(encoded, resume=steps[0].state))
-    assert torch.equal(again[-1].latents, whole.latents)
-    without = {name: value for name, value in told.items() if name != "prompt"}
-    given = ours(conditioning=encoded.conditioning, **without)
-    assert torch.equal(given.latents, whole.latents)
-    lacking = dataclasses.replace(encoded.conditioning.positive, other_states=None, other_lengths=None)
+    told = {"num_frames": 5, "num_inference_steps": 3, "seed": 1, **SMALL}
+    whole, conditioning = check_stages_compose_and_resume(ours, {"prompt": PROMPTS, **told})
+    lacking = dataclasses.replace(conditioning.positive, other_states=None, other_lengths=None)
     with pytest.raises(ValueError, match="also reads other_states"):
-        ours(conditioning=lacking, **without)
-    streamed = numpy.concatenate(list(ours.stream_frames(**told)), axis=1)
+        ours(conditioning=lacking, **told)
+    streamed = numpy.concatenate(list(ours.stream_frames(PROMPTS, output_type="np", **told)), axis=1)
     assert numpy.abs(streamed - whole.videos).max() < 1e-6
 
 
@@ -233,10 +233,7 @@ def test_cancelling_and_what_is_not_finite(ours, monkeypatch):
     block = ours.denoiser.blocks[1].x.mlp
     with mock.patch.object(block, "down", broken), pytest.raises(NonFiniteError, match="block 1 of 2"):
         ours(PROMPTS[0], **told)
-    cancel = threading.Event()
-    monkeypatch.setattr(type(ours.vae), "decode", None)
-    with pytest.raises(Cancelled, match="after step 1 of 3"):
-        ours(PROMPTS[0], cancel=cancel, on_step=lambda _: cancel.set(), **told)
+    check_cancelling_decodes_nothing(ours, {"prompt": PROMPTS[0], **told}, monkeypatch)
 
 
 def test_the_manifest_says_it_all(ours):
@@ -286,12 +283,14 @@ def test_a_folder_that_is_saved_is_the_same_model(hunyuan, kind, tmp_path):
         changed.save(tmp_path / "changed")
 
 
-@pytest.mark.parametrize("kind", ["text", "pictures"])
-def test_a_file_of_the_denoiser(kind, tmp_path):
-    """In Tencent's layout; other parts are given, and the scheduler and the scale are those for 480p."""
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("text", in_original_layout), ("pictures", in_original_layout), ("text", in_comfy_layout)]
+)
+def test_a_file_of_the_denoiser(kind, layout, tmp_path):
+    """In Tencent's layout or ComfyUI's; other parts are given, and the scheduler and the scale are those for 480p."""
     sizes = {"num_attention_heads": 1, "attention_head_dim": 128, "rope_axes_dim": (16, 56, 56), "rope_theta": 256.0}
     theirs = hunyuan_video_pipeline(tmp_path / "model", kind, **sizes, target_size=640)
-    save_file(in_original_layout(theirs.transformer.state_dict()), tmp_path / "hunyuan.safetensors")
+    save_file(layout(theirs.transformer.state_dict()), tmp_path / "hunyuan.safetensors")
     whole = calotype.load(tmp_path / "model")
     file = calotype.load(tmp_path / "hunyuan.safetensors", encoders=tmp_path / "model", vae=tmp_path / "model")
     scheduler = dataclasses.replace(whole.family.scheduler, shift=5.0)
@@ -304,6 +303,20 @@ def test_a_file_of_the_denoiser(kind, tmp_path):
     file.save(tmp_path / "saved")
     again = calotype.load(tmp_path / "saved")
     assert again.family == file.family and type(again.looking) is type(whole.looking)
+
+
+def test_the_second_text_encoder_in_a_file(hunyuan, tmp_path):
+    """As ComfyUI has it, with its tokenizer in a folder; what shapes do not show is as published."""
+    published = {"relative_attention_max_distance": 128, "layer_norm_epsilon": 1e-6}
+    theirs = t5_model(vocab_size=384, d_model=SIZES["text_embed_2_dim"], **published)
+    hunyuan.both("text")
+    folder, file = hunyuan.folder("text"), tmp_path / "byt5.safetensors"
+    save_file({name: x for name, x in theirs.state_dict().items() if "embed_tokens" not in name}, file)
+    pipe = calotype.load(folder, encoders={"byt5": file}, tokenizers={"byt5": folder / "tokenizer_2"})
+    ids = glyph_tokenizer()('Text "old dogs". ', return_tensors="pt").input_ids
+    found = pipe.encoders["byt5"](PROMPTS)
+    assert found.lengths.tolist() == [ids.shape[1], 0]
+    assert error(found.states[:1], theirs(ids).last_hidden_state) < 1e-5
 
 
 def test_only_what_a_repository_has_is_downloaded(hunyuan, monkeypatch):

@@ -2,18 +2,23 @@
 
 import copy
 import dataclasses
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import pytest
 import torch
+from clip_pipelines import (
+    check_any_number_of_frames,
+    check_cancelling_decodes_nothing,
+    check_exactly_the_frames_that_are_asked_for,
+    check_stages_compose_and_resume,
+    check_two_threads,
+)
 from parity import error, generators
 
 import calotype
 from calotype.denoisers.first_frames import FirstFramesKept
 from calotype.denoisers.guidance import ClassifierFree, Distilled, Unguided
-from calotype.pipelines.base import Cancelled, last
+from calotype.pipelines.base import last
 from calotype.pipelines.finite import NonFiniteError
 from calotype.pipelines.manifest import Manifest
 from calotype.pipelines.replay import Arguments
@@ -185,44 +190,25 @@ def test_the_first_picture_is_kept_exactly(ours):
 
 
 def test_exactly_the_frames_that_are_asked_for(ltx):
-    ours, _ = ltx.both("timed")
-    told = {"prompt": PROMPTS[0], "num_inference_steps": 1, "seed": 3, "output_type": "np", **SMALL}
-    whole, cut = ours(num_frames=17, **told), ours(num_frames=11, **told)
-    assert cut.videos.shape == (1, 11, 32, 32, 3)
-    assert numpy.array_equal(cut.videos, whole.videos[:, :11])
-    assert cut.warnings == ("num_frames 11: the model makes 17, of which the first 11 are returned",)
+    told = {"prompt": PROMPTS[0], "num_inference_steps": 1, "seed": 3, **SMALL}
+    check_exactly_the_frames_that_are_asked_for(ltx.both("timed")[0], told, asked=11, made=17)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 5, 7, 12, 40])
 def test_any_number_of_frames(ours, frames):
-    encoded = ours.encode(calotype.Request(prompt="a cat", num_frames=frames, output_type="np", **SMALL))
-    assert encoded.shape == (1, 4, -(-(frames - 1) // 4) + 1, 4, 4)
-    assert ours.decode(torch.zeros(encoded.shape), encoded).videos.shape == (1, frames, 32, 32, 3)
-    assert bool(encoded.warnings) == (frames % 4 != 1)
+    check_any_number_of_frames(ours, SMALL, frames)
 
 
 def test_stages_compose_and_resume(ltx):
-    ours, _ = ltx.both("timed")
-    told = {"prompt": PROMPTS, "num_frames": 9, "num_inference_steps": 3, "seed": 1, "output_type": "np", **SMALL}
-    whole = ours(**told)
-    encoded = ours.encode(calotype.Request(**told))
-    steps = list(ours.denoise(encoded))
-    assert numpy.array_equal(ours.decode(steps[-1]).videos, whole.videos)
-    again = list(ours.denoise(encoded, resume=steps[0].state))
-    assert numpy.array_equal(ours.decode(again[-1]).videos, whole.videos)
-    given = ours(conditioning=encoded.conditioning, **{k: v for k, v in told.items() if k != "prompt"})
-    assert numpy.array_equal(given.videos, whole.videos)
+    told = {"prompt": PROMPTS, "num_frames": 9, "num_inference_steps": 3, "seed": 1, **SMALL}
+    check_stages_compose_and_resume(ltx.both("timed")[0], told)
 
 
 def test_cancelling_and_what_is_not_finite(ours, monkeypatch):
     told = {"num_frames": 5, "num_inference_steps": 3, "seed": 0, **SMALL}
     (step,) = ours.stream(PROMPTS[0], **{**told, "num_inference_steps": 1})
     assert step.sigma == 0.0 and step.latents.isfinite().all()
-    cancel = threading.Event()
-    with monkeypatch.context() as patch:
-        patch.setattr(type(ours.vae), "decode", None)
-        with pytest.raises(Cancelled, match="after step 1 of 3"):
-            ours(PROMPTS[0], cancel=cancel, on_step=lambda _: cancel.set(), **told)
+    check_cancelling_decodes_nothing(ours, {"prompt": PROMPTS[0], **told}, monkeypatch)
     broken = dataclasses.replace(ours, denoiser=copy.deepcopy(ours.denoiser))
     next(broken.denoiser.blocks[1].parameters()).data.fill_(torch.nan)
     with pytest.raises(NonFiniteError, match=r"block 1 of \d"):
@@ -230,13 +216,8 @@ def test_cancelling_and_what_is_not_finite(ours, monkeypatch):
 
 
 def test_two_threads_on_one_pipeline(ltx):
-    ours, _ = ltx.both("timed")
-    told = {"num_frames": 9, "num_inference_steps": 2, "output_type": "np", "progress": False, **SMALL}
     calls = [{"prompt": PROMPTS[0], "seed": 1}, {"prompt": PROMPTS[1], "seed": 2, "num_frames": 11, **TIMED}]
-    expected = [ours(**{**told, **call}).videos for call in calls]
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda call: ours(**{**told, **call}).videos, calls))
-    assert all(numpy.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    check_two_threads(ltx.both("timed")[0], {"num_frames": 9, "num_inference_steps": 2, **SMALL}, calls)
 
 
 def test_guidance_of_clips_that_begin_with_a_picture(ours):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from calotype.denoisers.causal import Chunks
 from calotype.denoisers.guidance import ClassifierFree
 from calotype.pipelines.manifest import Manifest, describe, digest_input
 from calotype.schedulers import Euler, exploding_schedule, flow_schedule
@@ -39,7 +40,11 @@ def build(**changes) -> Manifest:
 
 
 def test_json_round_trip_is_exact():
-    for manifest in (build(), build(negative_prompts=None, strength=0.1 + 0.2).for_row(1)):
+    for manifest in (
+        build(),
+        build(negative_prompts=None, strength=0.1 + 0.2).for_row(1),
+        build(chunks=Chunks(frames=2, window=4)),
+    ):
         text = manifest.to_json()
         assert text.isascii() and "\n" not in text
         assert Manifest.from_json(text) == manifest

@@ -1,6 +1,8 @@
-"""Qwen-Image-Edit-Plus from a diffusers folder: every stage is diffusers' own."""
+"""Qwen-Image-Edit and Qwen-Image-Edit-Plus from a diffusers folder: every stage is diffusers' own."""
 
 import dataclasses
+import json
+import sys
 from contextlib import contextmanager, nullcontext
 
 import numpy
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 PROMPT = "the fox on the grass of the two dogs"
 SIZE = {"height": 24, "width": 40}
 AREAS = {"seen": 60**2, "read": 50**2}
+FIRST = "QwenImageEditPipeline"
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,17 @@ def both(request, newest):
     return dataclasses.replace(ours, denoiser=denoiser.requires_grad_(False).eval()), older
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """Ours and theirs of the first model, whose two copies of the picture are one."""
+    folder = tmp_path_factory.mktemp("qwen-image-edit") / "first"
+    theirs = qwen_image_edit_pipeline(folder, FIRST)
+    pipe = calotype.load(folder)
+    assert pipe.editing == QwenImageEditing(multiple=8, seen=1024**2, most=1)
+    small = dataclasses.replace(pipe.editing, seen=AREAS["read"], read=AREAS["read"])
+    return dataclasses.replace(pipe, editing=small), theirs
+
+
 def picture(width, height, seed=0):
     values = numpy.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=numpy.uint8)
     return Image.fromarray(values).resize((width, height), Image.Resampling.BICUBIC)
@@ -78,10 +92,13 @@ def told_what_is_a_picture(model):
 
 def reference(pipe, monkeypatch, **arguments):
     """Each step's latents and the pictures [N, H, W, 3] of diffusers' pipeline."""
-    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as module
-
-    monkeypatch.setattr(module, "CONDITION_IMAGE_SIZE", AREAS["seen"])
-    monkeypatch.setattr(module, "VAE_IMAGE_SIZE", AREAS["read"])
+    module = sys.modules[type(pipe).__module__]
+    if type(pipe).__name__ == FIRST:
+        sides = module.calculate_dimensions
+        monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: sides(AREAS["read"], ratio))
+    else:
+        monkeypatch.setattr(module, "CONDITION_IMAGE_SIZE", AREAS["seen"])
+        monkeypatch.setattr(module, "VAE_IMAGE_SIZE", AREAS["read"])
     steps = []
 
     def keep(_, index, time, values):
@@ -107,6 +124,54 @@ def test_editing(both, monkeypatch, positions):
     for step, expected in zip(found, steps, strict=True):
         assert error(step.latents, expected) < 1e-5
     assert numpy.abs(numpy.asarray(ours.decode(found[-1]).images) - pictures).max() < 1e-4
+
+
+@pytest.mark.parametrize("positions", ["axes", "diffusers"])
+def test_the_first_model(first, monkeypatch, positions):
+    ours, theirs = first
+    shared = {"prompt": PROMPT, "negative_prompt": "a cat", "true_cfg_scale": 2.5, "num_inference_steps": 3}
+    shared["image"] = picture(70, 41)
+    told = told_what_is_a_picture(theirs.text_encoder) if positions == "axes" else nullcontext()
+    with told:
+        steps, pictures = reference(theirs, monkeypatch, **shared, generator=[torch.Generator().manual_seed(5)])
+    found = list(with_positions(ours, positions).stream(**shared, **SIZE, seed=5, output_type="np"))
+    assert len(found) == len(steps)
+    for step, expected in zip(found, steps, strict=True):
+        assert error(step.latents, expected) < 1e-5
+    assert numpy.abs(numpy.asarray(ours.decode(found[-1]).images) - pictures).max() < 1e-4
+
+
+def test_the_first_model_changes_one_picture(first, tmp_path):
+    """A row is that row alone; the picture is needed, gives the size, and can be in the conditioning."""
+    ours, _ = first
+    prompts, pictures = ["a red fox", "two old dogs on the river"], [picture(70, 41), picture(70, 41, seed=1)]
+    arguments = {"num_inference_steps": 2, "output_type": "latent", **SIZE}
+    together = ours(prompts, image=[[each] for each in pictures], seed=[7, 8], **arguments).latents
+    for row in range(2):
+        alone = ours(prompts[row], image=pictures[row], seed=7 + row, **arguments).latents
+        assert error(alone, together[row : row + 1]) < 1e-5
+    encoded = ours.encode(calotype.Request(prompt=prompts[0], image=pictures[0], **SIZE))
+    assert torch.equal(ours(conditioning=encoded.conditioning, seed=7, **arguments).latents, alone_of(ours, arguments))
+    with pytest.raises(ValueError, match="this model changes a picture, and there is none"):
+        ours(prompts[0], **arguments)
+    with pytest.raises(ValueError, match="image holds 2 pictures for a prompt; this model looks at 1"):
+        ours(prompts[0], image=pictures, **arguments)
+    small = dataclasses.replace(ours, editing=dataclasses.replace(ours.editing, made=40**2))
+    assert small("a fox", image=picture(70, 35), num_inference_steps=1, seed=0).images[0].size == (64, 32)
+    dataclasses.replace(ours, editing=whole_size(ours)).save(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "model_index.json").read_text())["_class_name"] == FIRST
+    again = calotype.load(tmp_path / "saved")
+    assert again.editing == whole_size(ours)
+    again = dataclasses.replace(again, editing=ours.editing)
+    assert torch.equal(again("a red fox", image=pictures[0], seed=7, **arguments).latents, alone_of(ours, arguments))
+
+
+def whole_size(pipe):
+    return dataclasses.replace(pipe.editing, seen=1024**2, read=1024**2)
+
+
+def alone_of(pipe, arguments):
+    return pipe("a red fox", image=picture(70, 41), seed=7, **arguments).latents
 
 
 def test_one_picture_and_no_negative_prompt(both, monkeypatch):

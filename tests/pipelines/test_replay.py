@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from calotype.denoisers.guidance import ClassifierFree, Unguided
-from calotype.pipelines.files import open_image, save_image
+from calotype.pipelines.files import is_lossy_webp, open_image, save_image
 from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.manifest import Manifest
 from calotype.pipelines.replay import changes, largest_difference, rebuild, replay
@@ -64,11 +64,31 @@ def test_a_grid_is_replayed_whole(pipe: ImagePipeline, tmp_path: Path, columns: 
     assert replayed.bit_equal and replayed.image.size == open_image(path).size and replayed.again == made.manifest
 
 
-def test_a_lossy_file_is_remarked(pipe: ImagePipeline, tmp_path: Path):
-    (path,) = pipe("a fox", seed=2).save(tmp_path / "a.jpg")
-    replayed = replay(path, pipeline=pipe)
-    assert not replayed.bit_equal and replayed.largest_difference < 64
-    assert replayed.remarks == ("JPEG is lossy: pixels in the file differ from those that were made",)
+def test_a_jpeg_is_compared_as_a_jpeg(pipe: ImagePipeline, tmp_path: Path):
+    made = pipe("a fox", seed=2, num_images_per_prompt=2)
+    for path in (made.save(tmp_path / "a.jpg")[1], made.save_grid(tmp_path / "b.jpeg")):
+        replayed = replay(path, pipeline=pipe)
+        assert replayed.bit_equal and replayed.lossy and 0 < replayed.largest_difference < 64
+        assert replayed.remarks == ("JPEG is lossy: pixels in the file differ from those that were made",)
+    other = pipe("a cow", seed=3, num_images_per_prompt=2)
+    path = save_image(other.images[0], tmp_path / "c.jpg", made.manifest.for_row(0))
+    assert not replay(path, pipeline=pipe).bit_equal
+
+
+def test_pictures_that_were_saved_again_with_loss(pipe: ImagePipeline, tmp_path: Path):
+    (path,) = pipe("a fox", seed=2).save(tmp_path / "a.webp")
+    assert not is_lossy_webp(path) and replay(path, pipeline=pipe).remarks == ()
+    image = open_image(path)
+    image.save(tmp_path / "b.webp", quality=60, exif=image.getexif())
+    again = replay(tmp_path / "b.webp", pipeline=pipe)
+    assert not again.bit_equal and again.lossy
+    assert again.remarks == (
+        "this WebP, which another program has saved again, is lossy: pixels in the file differ from those that were "
+        "made",
+    )
+    image.convert("RGB").save(tmp_path / "c.jpg", quality=40, exif=image.getexif())
+    again = replay(tmp_path / "c.jpg", pipeline=pipe)
+    assert not again.bit_equal and again.remarks[0].startswith("JPEG is lossy")
 
 
 def test_a_resized_file_is_refused(pipe: ImagePipeline, tmp_path: Path):

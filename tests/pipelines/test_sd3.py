@@ -195,34 +195,65 @@ def test_rows_are_alone(medium):
         assert error(alone, together[row : row + 1]) < 1e-5
 
 
+def in_chunks(pipe):
+    """The pipeline, whose CLIPs read prompts of any length."""
+    clips = {role: replace(pipe.encoders[role], long_prompts="chunks") for role in ("clip", "clip_2")}
+    return replace(pipe, encoders={**pipe.encoders, **clips})
+
+
 def test_long_prompts_in_chunks(medium):
-    """Both sides with as many chunks as they have: the model attends to all tokens, so that they are two passes."""
+    """Both sides with as many chunks as they have, in one batch or in two passes."""
     ours, _ = medium
-    clips = {role: replace(ours.encoders[role], long_prompts="chunks") for role in ("clip", "clip_2")}
-    whole = replace(ours, encoders={**ours.encoders, **clips})
+    whole = in_chunks(ours)
     arguments = {"num_inference_steps": 2, "output_type": "latent", "seed": 1, **SIZE}
     made = whole(LONG, negative_prompt="a cat", guidance_scale=3.0, **arguments)
     passes = whole(LONG, negative_prompt="a cat", guidance=ClassifierFree(3.0, batched=False), **arguments)
     assert not any("CLIP" in line for line in made.warnings)
-    assert torch.equal(made.latents, passes.latents)
+    assert error(passes.latents, made.latents) < 1e-5
     assert error(ours(LONG, negative_prompt="a cat", guidance_scale=3.0, **arguments).latents, made.latents) > 1e-4
     skipping = SkipLayers(layers=(0,), start=0.0, stop=1.0, then=ClassifierFree(3.0))
     assert torch.isfinite(whole(LONG, guidance=skipping, **arguments).latents).all()
 
 
+def test_prompts_of_one_call_may_differ_in_chunks(medium):
+    """Each is that prompt alone, which is what diffusers makes of its states; so is a run from their conditioning."""
+    ours, theirs = medium
+    whole, prompts = in_chunks(ours), ["a cat", LONG, f"{LONG}, {LONG}"]
+    arguments = {"num_inference_steps": 2, "max_sequence_length": 9, "guidance_scale": 3.0, **SIZE}
+    arguments |= {"negative_prompt": ["", "a boat", f"{LONG} and {LONG}"], "output_type": "latent"}
+    encoded = whole.encode(calotype.Request(prompt=prompts, seed=[5, 6, 7], **arguments))
+    assert encoded.conditioning.positive.lengths.tolist() == [77 + 9, 2 * 77 + 9, 3 * 77 + 9]
+    together = whole(prompts, seed=[5, 6, 7], **arguments).latents
+    for row, seed in enumerate((5, 6, 7)):
+        mine = {**arguments, "negative_prompt": arguments["negative_prompt"][row], "seed": seed}
+        steps = list(whole.stream(prompts[row], **mine))
+        assert error(together[row : row + 1], steps[-1].latents) < 1e-5
+    shared = {"num_inference_steps": 2, "guidance_scale": 3.0, **SIZE}
+    check_steps(
+        steps, reference(theirs, **shared, **embeds(encoded.conditioning.rows([2])), generator=generators(7))[0]
+    )
+    again = whole(conditioning=encoded.conditioning, seed=[5, 6, 7], output_type="latent", **shared)
+    assert torch.equal(again.latents, together)
+
+
+def embeds(prompt):
+    """What diffusers calls a prompt's conditioning."""
+    sides = {"": prompt.positive, "negative_": prompt.negative}
+    states = {f"{name}prompt_embeds": side.states for name, side in sides.items()}
+    return states | {f"{name}pooled_prompt_embeds": side.pooled for name, side in sides.items()}
+
+
 def test_encoders_that_read_texts_of_other_lengths(medium):
     """The one with fewer chunks goes on with those of an empty prompt."""
     ours, _ = medium
-    clips = {role: replace(ours.encoders[role], long_prompts="chunks") for role in ("clip", "clip_2")}
-    whole = replace(ours, encoders={**ours.encoders, **clips})
+    whole = in_chunks(ours)
+    clip, clip_2 = (whole.encoders[role] for role in ("clip", "clip_2"))
     told = whole.encode(calotype.Request(prompt=LONG, prompt_2="a cat", **SIZE)).conditioning.positive
-    long, cat, empty = clips["clip"]([LONG]).states, clips["clip_2"](["a cat"]).states, clips["clip_2"]([""]).states
+    long, cat, empty = clip([LONG]).states, clip_2(["a cat"]).states, clip_2([""]).states
     width = long.shape[2] + cat.shape[2]
     expected = torch.cat((long, torch.cat((cat, empty), dim=1)), dim=2)
     assert torch.equal(told.states[:, : long.shape[1], :width], expected)
     assert told.lengths.tolist() == [told.states.shape[1]]
-    with pytest.raises(ValueError, match="the prompts of one run must have texts of the same length"):
-        whole([LONG, "a cat"], num_inference_steps=1, **SIZE)
 
 
 def test_a_model_without_t5_says_so(plain, medium):

@@ -4,14 +4,19 @@ import copy
 import dataclasses
 import json
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest import mock
 
 import numpy
 import pytest
 import torch
+from clip_pipelines import (
+    check_any_number_of_frames,
+    check_cancelling_decodes_nothing,
+    check_exactly_the_frames_that_are_asked_for,
+    check_stages_compose_and_resume,
+    check_two_threads,
+)
 from parity import error, generators
 
 import calotype
@@ -19,7 +24,6 @@ import calotype.pipelines.clips
 import calotype.pipelines.inspection
 from calotype.denoisers.experts import Experts, PerExpert
 from calotype.denoisers.guidance import ClassifierFree, Distilled
-from calotype.pipelines.base import Cancelled
 from calotype.pipelines.finite import NonFiniteError
 from calotype.pipelines.manifest import Manifest
 
@@ -103,12 +107,9 @@ def test_the_other_scheduler(tmp_path):
 
 
 def test_exactly_the_frames_that_are_asked_for(ours):
-    told = {"prompt": PROMPTS[0], "num_inference_steps": 1, "seed": 3, "output_type": "np", **SMALL}
-    whole, cut = ours(num_frames=9, **told), ours(num_frames=7, **told)
-    assert cut.videos.shape == (1, 7, 16, 16, 3)
-    assert numpy.array_equal(cut.videos, whole.videos[:, :7])
+    told = {"prompt": PROMPTS[0], "num_inference_steps": 1, "seed": 3, **SMALL}
+    whole, cut = check_exactly_the_frames_that_are_asked_for(ours, told, asked=7, made=9)
     assert torch.equal(cut.latents, whole.latents)
-    assert cut.warnings == ("num_frames 7: the model makes 9, of which the first 7 are returned",)
     assert cut.manifest.extra["num_frames"] == 7
     again = ours.decode(cut.latents)
     assert numpy.array_equal(again.clips()[0], whole.clips()[0])
@@ -239,27 +240,16 @@ def test_rows_are_alone(ours):
 
 
 def test_stages_compose_and_resume(wan):
+    told = {"prompt": PROMPTS, "num_frames": 5, "num_inference_steps": 3, "seed": 1, **SMALL}
     for kind in ("text", "experts"):
-        ours, _ = wan.both(kind)
-        told = {"prompt": PROMPTS, "num_frames": 5, "num_inference_steps": 3, "seed": 1, "output_type": "np", **SMALL}
-        whole = ours(**told)
-        encoded = ours.encode(calotype.Request(**told))
-        steps = list(ours.denoise(encoded))
-        assert numpy.array_equal(ours.decode(steps[-1]).videos, whole.videos)
-        again = list(ours.denoise(encoded, resume=steps[0].state))
-        assert torch.equal(again[-1].latents, whole.latents)
-        given = ours(conditioning=encoded.conditioning, **{k: v for k, v in told.items() if k != "prompt"})
-        assert torch.equal(given.latents, whole.latents)
+        check_stages_compose_and_resume(wan.both(kind)[0], told)
 
 
 def test_one_step_and_cancelling(ours, monkeypatch):
-    told = {"num_frames": 1, "num_inference_steps": 1, "seed": 0, **SMALL}
-    (step,) = ours.stream(PROMPTS[0], **told)
+    told = {"prompt": PROMPTS[0], "num_frames": 1, "num_inference_steps": 1, "seed": 0, **SMALL}
+    (step,) = ours.stream(**told)
     assert step.sigma == 0.0 and step.latents.isfinite().all()
-    cancel = threading.Event()
-    monkeypatch.setattr(type(ours.vae), "decode", None)
-    with pytest.raises(Cancelled, match="after step 1 of 3"):
-        ours(PROMPTS[0], cancel=cancel, on_step=lambda _: cancel.set(), **{**told, "num_inference_steps": 3})
+    check_cancelling_decodes_nothing(ours, told, monkeypatch)
 
 
 def test_an_expert_that_is_not_finite_is_named(wan):
@@ -274,21 +264,13 @@ def test_an_expert_that_is_not_finite_is_named(wan):
 
 
 def test_two_threads_on_one_pipeline(wan):
-    ours, _ = wan.both("experts")
-    told = {"num_frames": 5, "num_inference_steps": 2, "output_type": "np", "progress": False, **SMALL}
     calls = [{"prompt": PROMPTS[0], "seed": 1}, {"prompt": PROMPTS[1], "seed": 2, "num_frames": 7}]
-    expected = [ours(**{**told, **call}).videos for call in calls]
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda call: ours(**{**told, **call}).videos, calls))
-    assert all(numpy.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    check_two_threads(wan.both("experts")[0], {"num_frames": 5, "num_inference_steps": 2, **SMALL}, calls)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 4, 6, 8, 11, 40])
 def test_any_number_of_frames(ours, frames):
-    encoded = ours.encode(calotype.Request(prompt="a cat", num_frames=frames, output_type="np", **SMALL))
-    assert encoded.shape == (1, 4, -(-(frames - 1) // 4) + 1, 4, 4)
-    assert ours.decode(torch.zeros(encoded.shape), encoded).videos.shape == (1, frames, 16, 16, 3)
-    assert bool(encoded.warnings) == (frames % 4 != 1)
+    check_any_number_of_frames(ours, SMALL, frames)
 
 
 def test_clips_by_output_type(ours):

@@ -16,7 +16,7 @@ from calotype.pipelines.plate import FILES, WEIGHTS
 from calotype.plate.training import export
 from calotype.plate.training.language import language_config
 from calotype.plate.training.tokenizer import make_tokenizer
-from calotype.vae.plate import PlateVAE, PlateVAEConfig
+from calotype.vae.plate import PlateClipVAE, PlateClipVAEConfig, PlateVAE, PlateVAEConfig
 
 VAE = PlateVAEConfig(encoder_widths=(8, 8), decoder_widths=(8, 8, 8), decoder_blocks=(1, 1, 1))
 
@@ -104,10 +104,11 @@ def test_a_foreign_tokenizer_is_refused(parts: export.Parts, tmp_path: Path) -> 
     assert not (tmp_path / "new").exists()
 
 
-def test_the_command(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+@pytest.mark.parametrize("clips", [False, True])
+def test_the_command(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, clips: bool) -> None:
     modules = {
-        "denoiser": PlateDenoiser(PlateDenoiserConfig()),
-        "vae": PlateVAE(PlateVAEConfig()),
+        "denoiser": PlateDenoiser(PlateDenoiserConfig(frames=5 if clips else 1)),
+        "vae": PlateClipVAE(PlateClipVAEConfig()) if clips else PlateVAE(PlateVAEConfig()),
         "language": LanguageModel(language_config(), attention=attention_selector("sdpa")),
     }
     options = ["--tokenizer", str(tokenizer), "--out", str(tmp_path / "assets"), "--scenes", "1"]
@@ -117,5 +118,6 @@ def test_the_command(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("sys.argv", ["export", *options])
     export.main()
     total = float(capsys.readouterr().out.split()[-2])
-    assert 15 < total < 25  # MB: what the package may hold
-    assert calotype.load(tmp_path / "assets").recipe.width == 128
+    assert 15 < total < 30  # MB: what the package may hold
+    recipe = calotype.load(tmp_path / "assets").recipe
+    assert (recipe.width, recipe.max_frames) == (128, 17 if clips else None)

@@ -1,23 +1,31 @@
 """LTX-Video's autoencoders against diffusers' on tiny random weights."""
 
 import json
-import threading
 
 import pytest
 import torch
+from clip_vae import (
+    check_calls_share_nothing,
+    check_its_folder_is_that_of_diffusers,
+    check_options_keep_the_result_close,
+    check_same_weights,
+    check_what_is_no_clip_is_refused,
+    clip,
+    drawn,
+    streaming_peak,
+)
 from parity import error
 from peak_memory import Alive
 from safetensors.torch import load_file, save_file
 
-from calotype.core.copies import moved
 from calotype.core.loading import build_on_meta
 from calotype.core.shapes import Shapes
 from calotype.vae.base import VideoAutoencoder
 from calotype.vae.ltx import load_ltx_vae, load_ltx_vae_file
-from calotype.vae.ltx_config import LTXVAEConfig, ltx_vae_config, read_ltx_vae_config
+from calotype.vae.ltx_config import LTXVAEConfig, ltx_vae_config
 from calotype.vae.ltx_keys import ltx_key_map
 from calotype.vae.ltx_shapes import sized_ltx_vae_config
-from calotype.vae.tiling import Tiling, tiled
+from calotype.vae.tiling import Tiling
 
 from ..tiny_ltx_vae import KINDS, in_original_layout, ltx_vae_class, save_ltx_vae
 
@@ -39,15 +47,6 @@ def both(request, folders):
     """Ours, theirs and the folder."""
     theirs, folder = folders[request.param]
     return load_ltx_vae(folder).at(TIME), theirs, folder
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def clip(ours, frames, cells, rows=1, seed=0):
-    sides = (cells[0] * ours.downsampling, cells[1] * ours.downsampling)
-    return drawn(rows, 3, frames, *sides, seed=seed).clamp(-1, 1)
 
 
 def by_diffusers(model, latents, time=TIME):
@@ -116,22 +115,7 @@ def test_frames_come_as_they_are_ready(folders):
 
 
 def test_calls_share_nothing(both):
-    """Two streams taken in turn, an abandoned one, and threads: each is as if it were alone."""
-    ours, _, _ = both
-    latents = [drawn(1, 4, frames, 1, 2, seed=frames) for frames in (2, 3)]
-    expected = [ours.decode(each) for each in latents]
-    next(ours.stream_decode(latents[1]))
-    first, second = (ours.stream_decode(each) for each in latents)
-    frames = [(next(first), next(second)) for _ in range(expected[0].shape[2])]
-    assert torch.equal(torch.cat([a for a, _ in frames], dim=2), expected[0])
-    assert torch.equal(torch.cat([*(b for _, b in frames), *second], dim=2), expected[1])
-    found = {}
-    threads = [threading.Thread(target=lambda i=i: found.update({i: ours.decode(latents[i])})) for i in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(found[i], expected[i]) for i in (0, 1))
+    check_calls_share_nothing(both[0], (2, 3), (1, 2))
 
 
 def test_a_decoder_is_told_its_time(folders):
@@ -148,63 +132,31 @@ def test_a_decoder_is_told_its_time(folders):
 
 
 def test_options_keep_the_result_close(folders):
-    """Rows one by one are the same; tiles see less."""
     _, folder = folders["0.9.5"]
-    ours, latents = load_ltx_vae(folder), drawn(2, 4, 2, 6, 4)
-    whole = ours.decode(latents)
-    sliced = load_ltx_vae(folder, slicing=True)
-    assert error(sliced.decode(latents), whole) < 2e-6
-    tiling = Tiling(size=4, overlap=2)
-    in_tiles = load_ltx_vae(folder, tiling=tiling, slicing=True)
-    assert 1e-6 < error(in_tiles.decode(latents), whole) < 0.5
-    blended = tiled(ours.decode, latents, tiling, unit_in=1, unit_out=ours.downsampling)
-    assert error(in_tiles.decode(latents), blended) < 3e-6
+    latents, tiling = drawn(2, 4, 2, 6, 4), Tiling(size=4, overlap=2)
+    check_options_keep_the_result_close(load_ltx_vae, folder, latents, tiling, most=0.5)
+    ours, in_tiles = load_ltx_vae(folder), load_ltx_vae(folder, tiling=tiling)
     pixels = clip(ours, 9, (6, 4))
     assert 1e-6 < error(in_tiles.encode(pixels), ours.encode(pixels)) < 0.5
-    half = moved(ours, torch.device("cpu"), torch.bfloat16)
-    assert error(half.decode(latents[:, :, :1, :2, :2]), ours.decode(latents[:, :, :1, :2, :2])) < 0.1
 
 
 def test_what_is_no_clip_is_refused(both):
-    ours, _, _ = both
-    unit, group = ours.downsampling, ours.temporal_downsampling
-    with pytest.raises(ValueError, match=f"the width is {unit + 1} pixels; it must be a multiple of {unit}, such as"):
-        ours.encode(drawn(1, 3, 1, unit, unit + 1))
-    with pytest.raises(ValueError, match=rf"has {group} frames; .* of {group}, such as 1 or {group + 1}"):
-        ours.encode(drawn(1, 3, group, unit, unit))
-    with pytest.raises(ValueError, match=r"shape \[1, 5, 1, 2, 2\]; it must be \[rows, 4, frames"):
-        ours.stream_decode(drawn(1, 5, 1, 2, 2))
-    with pytest.raises(ValueError, match=r"latents are torch\.int64"):
-        ours.decode(torch.ones(1, 4, 1, 2, 2, dtype=torch.long))
+    check_what_is_no_clip_is_refused(both[0])
 
 
 def test_memory_does_not_grow_with_the_clip(folders):
     """Of 30 latent frames as of 16, which are more than a frame sees; and far less than diffusers'."""
     theirs, folder = folders["0.9.0"]
     ours = load_ltx_vae(folder)
-
-    def peak(frames):
-        latents = drawn(1, 4, frames, 2, 2)
-        with Alive() as alive:
-            for _ in ours.stream_decode(latents):
-                pass
-        return alive.peak - latents.nbytes
-
-    longest = peak(30)
-    assert longest <= 1.02 * peak(16)
+    shorter, longest = (streaming_peak(ours, drawn(1, 4, frames, 2, 2)) for frames in (16, 30))
+    assert longest <= 1.02 * shorter
     with Alive() as alive:
         theirs.decode(drawn(1, 4, 30, 2, 2))
     assert longest < 0.3 * alive.peak
 
 
 def test_its_folder_is_that_of_diffusers(both):
-    ours, _, folder = both
-    component, weights = ours.component(), load_file(folder / "diffusion_pytorch_model.safetensors")
-    assert ltx_vae_config(component.entries) == ours.config == read_ltx_vae_config(folder)
-    assert set(component.weights) == set(weights)
-    assert all(torch.equal(component.weights[name].read(), each) for name, each in weights.items())
-    with pytest.raises(ValueError, match="its tiling is"):
-        load_ltx_vae(folder, tiling=Tiling()).component()
+    check_its_folder_is_that_of_diffusers(load_ltx_vae, both[2], ltx_vae_config)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,9 +169,7 @@ def test_files_of_lightricks_layout_load_as_well(folders, tmp_path, kind):
     save_file(original, tmp_path / "within.safetensors")
     save_file({name.removeprefix("vae."): each for name, each in original.items()}, tmp_path / "vae.safetensors")
     for file in ("within.safetensors", "vae.safetensors"):
-        other = load_ltx_vae_file(tmp_path / file, ours.config)
-        for name, each in ours.module.state_dict().items():
-            assert torch.equal(other.module.state_dict()[name], each)
+        check_same_weights(ours, load_ltx_vae_file(tmp_path / file, ours.config))
         config = load_ltx_vae_file(tmp_path / file).config
         usual = {"resnet_norm_eps": 1e-6}
         assert config == LTXVAEConfig(**{**vars(ours.config), **usual})

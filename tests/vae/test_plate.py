@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from calotype.plate.training.between import begin_as_a_fade
 from calotype.vae.base import VideoAutoencoder
+from calotype.vae.between import FLOW_UNIT, NEARER
 from calotype.vae.plate import PlateClipVAE, PlateClipVAEConfig, PlateVAE, PlateVAEConfig
 
 
@@ -47,7 +47,12 @@ def test_latents_are_the_normalised_mean(vae: PlateVAE) -> None:
 def clip_vae() -> PlateClipVAE:
     torch.manual_seed(0)
     config = PlateClipVAEConfig(
-        encoder_widths=(8, 8), decoder_widths=(8, 8, 8), decoder_blocks=(1, 1, 1), group=3, between_blocks=(1, 1)
+        encoder_widths=(8, 8),
+        decoder_widths=(8, 8, 8),
+        decoder_blocks=(1, 1, 1),
+        group=3,
+        between_blocks=1,
+        between_width=8,
     )
     return PlateClipVAE(config).requires_grad_(False)
 
@@ -79,13 +84,33 @@ def test_a_group_is_drawn_from_its_latent_frame_and_the_one_before(clip_vae: Pla
     torch.testing.assert_close(clip_vae.decode(latents[:, :, 1:3])[:, :, 1:], whole[:, :, 4:7])
 
 
-def test_between_begins_as_a_fade(clip_vae: PlateClipVAE) -> None:
-    begin_as_a_fade(clip_vae.between)
-    for mine, theirs in zip(clip_vae.between.tail, [*clip_vae.decoder][clip_vae.decoder.depth :], strict=True):
-        mine.load_state_dict(theirs.state_dict())
+def test_between_begins_as_a_cut_and_what_is_kept_is_drawn_as_a_picture(clip_vae: PlateClipVAE) -> None:
     latents = torch.randn(1, 8, 2, 2, 3)
-    last = clip_vae.decode(latents)[:, :, -1:]
-    torch.testing.assert_close(last, PlateVAE.decode(clip_vae, latents[:, :, 1:]))
-    before, after = (clip_vae.decoder.features(clip_vae.denormalise(latents)[:, :, n]) for n in (0, 1))
-    third = clip_vae.decoder.pixels(before + (after - before) / 3)
-    torch.testing.assert_close(clip_vae.decode(latents)[:, :, 1], third)
+    clip = clip_vae.decode(latents)
+    first, last = (PlateVAE.decode(clip_vae, latents[:, :, n : n + 1])[:, :, 0] for n in (0, 1))
+    torch.testing.assert_close(clip[:, :, 0], first)
+    torch.testing.assert_close(clip[:, :, -1], last)
+    share = torch.tensor(NEARER).neg().sigmoid()
+    torch.testing.assert_close(clip[:, :, 1], first + share * (last - first))
+    torch.testing.assert_close(clip[:, :, 2], last + share * (first - last))
+
+
+def test_between_looks_where_it_says(clip_vae: PlateClipVAE) -> None:
+    """Flows of whole pixels move the frames by these, the edges of the frame stay beyond it, and shares mix."""
+    between, frames = clip_vae.between, (torch.randn(1, 3, 16, 24), torch.randn(1, 3, 16, 24))
+    with torch.no_grad():
+        bias = torch.zeros(2, 5, 2, 2)  # frames, heads, and the four flows of a cell
+        bias[0, 0], bias[0, 4] = -4 / FLOW_UNIT, -100  # the first frame: 4 pixels to the left in the one before
+        bias[1, 3], bias[1, 4] = 2 / FLOW_UNIT, 100  # the second one: 2 pixels down in the one after
+        between.warps.bias.copy_(bias.flatten())
+    features = tuple(torch.randn(1, 8, 2, 3) for _ in range(2))
+    drawn, warps = between.drawn((features[0], features[1]), frames)
+    assert warps.before.shape == (1, 2, 2, 4, 6) and warps.share.shape == (1, 2, 1, 4, 6)
+    torch.testing.assert_close(drawn[0, :, 0, :, 4:], frames[0][0, :, :, :-4], atol=1e-4, rtol=0)
+    torch.testing.assert_close(drawn[0, :, 0, :, 1], frames[0][0, :, :, 0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(drawn[0, :, 1, :-2], frames[1][0, :, 2:], atol=1e-4, rtol=0)
+    half = between.bfloat16().drawn(
+        (features[0].bfloat16(), features[1].bfloat16()), (frames[0].bfloat16(), frames[1].bfloat16())
+    )[0]
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), drawn, atol=0.1, rtol=0)

@@ -1,18 +1,27 @@
 """Wan's autoencoders against diffusers' on tiny random weights."""
 
 import json
-import threading
 
 import pytest
 import torch
+from clip_vae import (
+    check_calls_share_nothing,
+    check_groups_come_as_they_are_ready,
+    check_its_folder_is_that_of_diffusers,
+    check_later_frames_change_nothing_before_them,
+    check_options_keep_the_result_close,
+    check_same_weights,
+    check_what_is_no_clip_is_refused,
+    clip,
+    drawn,
+    streaming_peak,
+)
 from parity import error
 from peak_memory import Alive
 from safetensors.torch import load_file, save_file
 
-from calotype.core.copies import moved
 from calotype.core.shapes import Shapes
-from calotype.vae.base import VideoAutoencoder
-from calotype.vae.tiling import Tiling, tiled
+from calotype.vae.tiling import Tiling
 from calotype.vae.wan import load_wan_vae, load_wan_vae_file
 from calotype.vae.wan_config import WAN_2_1, WAN_2_2, read_wan_vae_config, sized_wan_vae_config, wan_vae_config
 
@@ -41,17 +50,8 @@ def both(request, folders):
     return load_wan_vae(folder), theirs, folder
 
 
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def statistics(model):
     return (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (model.config.latents_mean, model.config.latents_std))
-
-
-def clip(ours, frames, cells, rows=1, seed=0):
-    sides = (cells[0] * ours.downsampling, cells[1] * ours.downsampling)
-    return drawn(rows, 3, frames, *sides, seed=seed).clamp(-1, 1)
 
 
 @pytest.mark.parametrize("cells", [(3, 4), (2, 3)])
@@ -71,115 +71,45 @@ def test_latents_and_pixels_are_those_of_diffusers(both, frames, cells):
 
 
 def test_frames_come_as_they_are_ready(both):
-    ours, _, _ = both
-    assert isinstance(ours, VideoAutoencoder)
-    latents = drawn(2, 4, 4, 3, 2)
-    calls = []
-    hook = ours.module.decoder.register_forward_hook(lambda *_: calls.append(1))
-    groups = []
-    for group in ours.stream_decode(latents):
-        groups.append(group)
-        assert len(calls) == len(groups)
-    hook.remove()
-    assert [group.shape[2] for group in groups] == [1] + 3 * [ours.temporal_downsampling]
-    assert torch.equal(torch.cat(groups, dim=2), ours.decode(latents))
+    check_groups_come_as_they_are_ready(both[0], both[0].module.decoder)
 
 
 def test_later_frames_change_nothing_before_them(both):
-    ours, _, _ = both
-    latents = drawn(1, 4, 3, 3, 2)
-    assert torch.equal(next(ours.stream_decode(latents)), ours.decode(latents[:, :, :1]))
-    pixels = clip(ours, 9, (3, 2))
-    assert torch.equal(ours.encode(pixels)[:, :, :2], ours.encode(pixels[:, :, : 1 + ours.temporal_downsampling]))
+    check_later_frames_change_nothing_before_them(both[0])
 
 
 def test_calls_share_no_caches(both):
-    """Two streams taken in turn, an abandoned one, and threads: each is as if it were alone."""
-    ours, _, _ = both
-    latents = [drawn(1, 4, frames, 3, 2, seed=frames) for frames in (3, 5)]
-    expected = [ours.decode(each) for each in latents]
-    next(ours.stream_decode(latents[1]))
-    first, second = (ours.stream_decode(each) for each in latents)
-    groups = [(next(first), next(second)) for _ in range(3)]
-    assert torch.equal(torch.cat([a for a, _ in groups], dim=2), expected[0])
-    assert torch.equal(torch.cat([*(b for _, b in groups), *second], dim=2), expected[1])
-    found = {}
-    threads = [threading.Thread(target=lambda i=i: found.update({i: ours.decode(latents[i])})) for i in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(found[i], expected[i]) for i in (0, 1))
+    check_calls_share_nothing(both[0], (3, 5), (3, 2))
 
 
 def test_options_keep_the_result_close(both):
-    """Rows one by one are the same; tiles see less."""
     ours, _, folder = both
-    latents = drawn(2, 4, 2, 9, 6)
-    whole = ours.decode(latents)
-    sliced = load_wan_vae(folder, slicing=True)
-    assert error(sliced.decode(latents), whole) < 2e-6
-    in_tiles = load_wan_vae(folder, tiling=Tiling(size=6, overlap=3), slicing=True)
-    assert 1e-6 < error(in_tiles.decode(latents), whole) < 0.3
-    assert torch.equal(torch.cat(list(in_tiles.stream_decode(latents)), dim=2), in_tiles.decode(latents))
-    assert torch.equal(in_tiles.decode(latents[..., :6, :6]), sliced.decode(latents[..., :6, :6]))
+    latents, tiling = drawn(2, 4, 2, 9, 6), Tiling(size=6, overlap=3)
+    check_options_keep_the_result_close(load_wan_vae, folder, latents, tiling, most=0.3)
+    in_tiles, one_tile = load_wan_vae(folder, tiling=tiling, slicing=True), latents[..., :6, :6]
+    assert torch.equal(in_tiles.decode(one_tile), load_wan_vae(folder, slicing=True).decode(one_tile))
     pixels = clip(ours, 1 + ours.temporal_downsampling, (9, 6), rows=2)
     assert 1e-6 < error(in_tiles.encode(pixels), ours.encode(pixels)) < 0.3
-    half = moved(ours, torch.device("cpu"), torch.bfloat16)
-    assert error(half.decode(latents[:, :, :1, :3, :3]), ours.decode(latents[:, :, :1, :3, :3])) < 0.1
-
-
-def test_tiles_are_clips_of_their_own_that_are_blended(both):
-    """Frame by frame over all tiles gives what each tile's clip alone gives: test_tiling.py holds for clips too."""
-    ours, _, folder = both
-    tiling, latents = Tiling(size=4, overlap=2), drawn(1, 4, 3, 7, 5)
-    streamed = load_wan_vae(folder, tiling=tiling).decode(latents)
-    blended = tiled(ours.decode, latents, tiling, unit_in=1, unit_out=ours.downsampling)
-    assert error(streamed, blended) < 1e-6
 
 
 def test_what_is_no_clip_is_refused(both):
-    ours, _, _ = both
-    unit, group = ours.downsampling, ours.temporal_downsampling
-    with pytest.raises(ValueError, match=f"the width is {unit + 1} pixels; it must be a multiple of {unit}, such as"):
-        ours.encode(drawn(1, 3, 1, unit, unit + 1))
-    with pytest.raises(ValueError, match=rf"has {group} frames; .* of {group}, such as 1 or {group + 1}"):
-        ours.encode(drawn(1, 3, group, unit, unit))
-    with pytest.raises(ValueError, match=r"shape \[1, 5, 1, 2, 2\]; it must be \[rows, 4, frames"):
-        ours.stream_decode(drawn(1, 5, 1, 2, 2))
-    with pytest.raises(ValueError, match=r"latents are torch\.int64"):
-        ours.decode(torch.ones(1, 4, 1, 2, 2, dtype=torch.long))
-    with pytest.raises(ValueError, match="noise has shape"):
-        ours.encode(drawn(1, 3, 1, unit, unit), drawn(1, 4, 2, 1, 1))
+    check_what_is_no_clip_is_refused(both[0])
 
 
 def test_memory_does_not_grow_with_the_clip(folders):
     """33 frames as 9: all that is alive at once after any operation, beside the latents; and less than diffusers'."""
     theirs, folder = folders["2.1"]
     ours = load_wan_vae(folder)
-
-    def peak(frames):
-        latents = drawn(1, 4, frames, 6, 6)
-        with Alive() as alive:
-            for _ in ours.stream_decode(latents):
-                pass
-        return alive.peak - latents.nbytes
-
-    assert peak(9) <= 1.01 * peak(3)
-    assert peak(3) > 1.2 * peak(1)
+    short, middle, long = (streaming_peak(ours, drawn(1, 4, frames, 6, 6)) for frames in (1, 3, 9))
+    assert long <= 1.01 * middle
+    assert middle > 1.2 * short
     with Alive() as alive:
         theirs.decode(drawn(1, 4, 9, 6, 6))
-    assert peak(9) < 0.9 * alive.peak
+    assert long < 0.9 * alive.peak
 
 
 def test_its_folder_is_that_of_diffusers(both):
-    ours, _, folder = both
-    component, weights = ours.component(), load_file(folder / "diffusion_pytorch_model.safetensors")
-    assert wan_vae_config(component.entries) == ours.config == read_wan_vae_config(folder)
-    assert set(component.weights) == set(weights)
-    assert all(torch.equal(component.weights[name].read(), each) for name, each in weights.items())
-    with pytest.raises(ValueError, match="its tiling is"):
-        load_wan_vae(folder, tiling=Tiling()).component()
+    check_its_folder_is_that_of_diffusers(load_wan_vae, both[2], wan_vae_config)
 
 
 def nested_name(name):
@@ -207,9 +137,7 @@ def test_files_of_wans_layout_load_as_well(folders, tmp_path, kind, named):
     save_file({names[name]: tensor for name, tensor in weights.items()}, tmp_path / "wan_vae.safetensors")
     save_file({f"vae.{names[name]}": tensor for name, tensor in weights.items()}, tmp_path / "within.safetensors")
     for file in ("wan_vae.safetensors", "within.safetensors"):
-        other = load_wan_vae_file(tmp_path / file, config)
-        for name, each in ours.module.state_dict().items():
-            assert torch.equal(other.module.state_dict()[name], each)
+        check_same_weights(ours, load_wan_vae_file(tmp_path / file, config))
 
 
 @pytest.mark.parametrize(("kind", "named"), [("2.1", wan_name), ("2.2", nested_name)])

@@ -5,7 +5,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from .common import Commands, complain, use_threads
-from .sampling import add_language_model_options, add_sampling_options, load_model, sampling_options
+from .sampling import (
+    add_language_model_options,
+    add_sampling_options,
+    check_chat_model,
+    load_model,
+    sampling_options,
+)
 
 if TYPE_CHECKING:
     from ..language.conversation import Conversation
@@ -26,12 +32,13 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
     add_sampling_options(parser, MAX_TOKENS, TEMPERATURE)
-    add_language_model_options(parser)
+    add_language_model_options(parser, "the chat model: a folder, a .gguf file or a hub id (the bundled one is none)")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Reads lines until the end of the input."""
+    check_chat_model(options)
     use_threads(options.threads)
     sampling = sampling_options(options)
     model = load_model(options)

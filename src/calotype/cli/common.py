@@ -9,6 +9,7 @@ from typing import NoReturn
 Commands = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
 MAX_SLUG = 60
 MAX_THREADS = 1024
+BUNDLED_HELP = "what to load (default: the bundled model; see calotype models)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,11 +68,9 @@ def free_names(folder: Path, prompt: str, number: int, suffix: str = ".png") -> 
     return tuple(names)
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --device, --dtype, --threads."""
-    parser.add_argument(
-        "--model", metavar="SOURCE", help="what to load (default: the bundled model; see calotype models)"
-    )
+def add_model_options(parser: argparse.ArgumentParser, source: str = BUNDLED_HELP) -> None:
+    """--model, whose help is `source`, --device, --dtype, --threads."""
+    parser.add_argument("--model", metavar="SOURCE", help=source)
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: what the model runs best on)")
     parser.add_argument("--dtype", help="float32, bfloat16, ... (default: the model's own for the device)")
     add_threads_option(parser)

@@ -10,6 +10,7 @@ examples:
   calotype diff models/FLUX.1-schnell --size 512 --steps 2
   calotype diff models/FLUX.1-dev --prompt "two red boats" --seed 7 --tolerance 1e-5
   calotype diff models/Qwen-Image-Edit-2509 --image cat.png --image hat.png --prompt "the cat wears the hat"
+  calotype diff models/LTX-Video --image cat.png --size 704x480 --frames 9 --steps 2
 """
 PROMPT = "a photo of a fox on a beach"
 DIVERGED = 1

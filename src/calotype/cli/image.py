@@ -73,10 +73,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _compute(options: argparse.Namespace, prompt: str, image: "list[Image] | None", mask: "Image | None") -> "Result":
-    from ..pipelines.frames import makes_clips
-
     pipe = load_model(options)
-    if makes_clips(pipe.family):
+    if pipe.recipe.num_frames > 1:
         raise ValueError(f"{pipe.source.name} makes clips, not pictures: use calotype video")
     pictures: ImageArguments = {"image": image, "mask_image": mask, "strength": options.strength}
     return pipe(prompt, **(asked(options) | pictures), progress=sys.stderr.isatty())

@@ -42,7 +42,7 @@ def add_output_option(parser: argparse.ArgumentParser, files: str, several: str)
 
 def check_count(options: argparse.Namespace) -> None:
     """Not more at once than a pipeline makes."""
-    from ..pipelines.request import MAX_COUNT
+    from ..pipelines.request_checks import MAX_COUNT
 
     if options.count > MAX_COUNT:
         raise ValueError(f"--count is {options.count}; it must be from 1 to {MAX_COUNT}")

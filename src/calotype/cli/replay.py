@@ -20,7 +20,8 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
         "replay",
         help="make a picture or a clip again from its file",
         description="Makes a picture or a clip again from the manifest in its file, and says whether it is bit-equal: "
-        "to the file, or, where that is a lossy clip, to the frames that were made. Exit code 0: it is; 1: it is not.",
+        "to the file or, where that is lossy (.jpg, .mp4, .webm, .gif), to what was made. Exit code 0: it is; 1: it is "
+        "not.",
         allow_abbrev=False,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a picture or a clip that calotype made")
@@ -77,4 +78,6 @@ def _verdict(replayed: "Replay") -> str:
         return f"different, {difference}"
     if replayed.largest_difference == 0:
         return "bit-equal"
+    if replayed.clip is None:
+        return f"a JPEG of the new picture is bit-equal to this one, which differs from what was made {difference}"
     return f"the frames are bit-equal to those that were made; those in this lossy file differ from them {difference}"

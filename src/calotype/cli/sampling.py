@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .common import add_model_options, count
+from .common import BUNDLED_HELP, add_model_options, count
+
+CHAT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 if TYPE_CHECKING:
     from ..language.sampling import SamplingOptions
@@ -38,12 +40,25 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int, tempe
     group.add_argument("--regex", help="answer with a text that matches this regular expression")
 
 
-def add_language_model_options(parser: argparse.ArgumentParser) -> None:
-    """Which model, and how it is kept."""
-    add_model_options(parser)
-    parser.add_argument("--packed", choices=("int8", "int4"), help="keep the weights in 8 or 4 bits, an approximation")
+def add_language_model_options(parser: argparse.ArgumentParser, source: str = BUNDLED_HELP) -> None:
+    """Which model (`source` is the help of --model), and how it is kept."""
+    add_model_options(parser, source)
+    parser.add_argument(
+        "--packed",
+        choices=("int8", "int4", "w8a8"),
+        help="keep the weights in 8 or 4 bits, an approximation; w8a8 is the fastest, and rounds activations too",
+    )
     parser.add_argument("--revision", help="of a model on the hub")
     parser.add_argument("--offline", action="store_true", help="never download anything")
+
+
+def check_chat_model(options: argparse.Namespace) -> None:
+    """Makes sure that a model is named. ValueError otherwise."""
+    if options.model is None:
+        raise ValueError(
+            "the bundled language model completes and expands prompts, and was never trained to chat: name a chat "
+            f"model, as in --model {CHAT_MODEL}"
+        )
 
 
 def sampling_options(options: argparse.Namespace) -> "SamplingOptions":

@@ -4,7 +4,13 @@ import argparse
 import sys
 
 from .common import Commands, use_threads, warn, words
-from .sampling import add_language_model_options, add_sampling_options, load_model, sampling_options
+from .sampling import (
+    add_language_model_options,
+    add_sampling_options,
+    check_chat_model,
+    load_model,
+    sampling_options,
+)
 
 MAX_TOKENS = 48
 
@@ -37,6 +43,8 @@ def run(options: argparse.Namespace) -> int:
         warn("--seed changes nothing at temperature 0: add --temperature 1")
     if options.system is not None and not options.chat:
         raise ValueError("--system is for --chat")
+    if options.chat:
+        check_chat_model(options)
     model = load_model(options)
     if options.expand:
         completion = model.expand(prompt, **sampling)

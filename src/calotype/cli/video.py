@@ -65,7 +65,9 @@ def run(options: argparse.Namespace) -> int:
     pipe = _loaded(options)
     if options.fps is None:
         check_clip_target(target, fps=pipe.recipe.fps)
-    elif "frame_rate" in pipe.family.arguments:  # the model is told it, too
+    if own.get("video") is None and pipe.recipe.num_frames == 1:  # it makes pictures, unless asked otherwise
+        own.setdefault("num_frames", pipe.recipe.max_frames)
+    if options.fps is not None and "frame_rate" in pipe.family.arguments:  # the model is told it, too
         own["frame_rate"] = options.fps
     result = pipe(prompt, **cast(Any, asked(options) | own), progress=sys.stderr.isatty())
     for line in result.warnings:

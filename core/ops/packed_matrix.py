@@ -1,0 +1,172 @@
+"""How a matrix of few bits lies in memory, and how it is multiplied by.
+
+The kernels are torch's own for CPUs; each has a layout of its own. Where one refuses a matrix (by its shape, the
+processor, or how torch was built), the matrix is unpacked for each product: the plain reference.
+
+Legend: M rows, N outputs, K inputs, G groups (K / 32).
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .quantise import GROUP, Quantised, values_int4, values_int8
+
+Kind = Literal["int8", "int4", "w8a8"]
+
+_FEW_ROWS = 32  # up to here torch's int8 kernel beats unpacking and a plain product
+_LARGEST = 127  # of an activation in 8 bits
+_MIDDLE = 128  # what stands for 0 in them
+_SCALE_BYTES = 8  # of an output, as FBGEMM keeps it: the scale, and the sum of its weights
+
+
+class PackedMatrix(ABC):
+    """W [N, K] in few bits. It never changes, so a copy is the matrix itself."""
+
+    has_kernel = True
+    bytes: int
+
+    @abstractmethod
+    def product(self, x: Tensor) -> Tensor:
+        """x W^T: [..., K] to [..., N], in x's dtype."""
+
+    @abstractmethod
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        """W [N, K]."""
+
+    def on(self, device: torch.device) -> "PackedMatrix":
+        """The matrix on another device.
+
+        Raises:
+            ValueError: its layout is that of a CPU's kernel.
+        """
+        if device.type != "cpu":
+            raise ValueError(f"weights packed for the CPU cannot go to {device}; move the model, then pack it")
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self
+
+
+class Unpacking(PackedMatrix):
+    """The plain reference: int8 as it is, or two neighbouring 4-bit numbers in a byte, the first one low."""
+
+    has_kernel = False
+
+    def __init__(self, numbers: Tensor, scales: Tensor) -> None:
+        self.numbers, self.scales = numbers, scales
+        self.bytes = numbers.nbytes + scales.nbytes
+
+    @classmethod
+    def of(cls, quantised: Quantised) -> Self:
+        """Of whole numbers, one each."""
+        numbers = quantised.numbers
+        is_int8 = numbers.dtype is torch.int8
+        return cls(numbers if is_int8 else numbers[:, ::2] | (numbers[:, 1::2] << 4), quantised.scales)
+
+    def product(self, x: Tensor) -> Tensor:
+        """In x's dtype throughout."""
+        return functional.linear(x, self.unpacked(x.dtype))
+
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        """[N, K]."""
+        if self.numbers.dtype is torch.int8:
+            return values_int8(self.numbers, self.scales, dtype)
+        numbers = torch.stack((self.numbers & 15, self.numbers >> 4), dim=-1).flatten(1)
+        return values_int4(numbers, self.scales, dtype)
+
+    def on(self, device: torch.device) -> "PackedMatrix":
+        """The matrix on another device."""
+        return Unpacking(self.numbers.to(device), self.scales.to(device))
+
+
+class Int8Kernel(PackedMatrix):
+    """8 bits with a bfloat16 scale per output; the kernel takes bfloat16 rows, and few."""
+
+    def __init__(self, quantised: Quantised) -> None:
+        self.numbers, self.scales = quantised.numbers, quantised.scales
+        self.bytes = self.numbers.nbytes + self.scales.nbytes
+
+    def product(self, x: Tensor) -> Tensor:
+        """Of many rows, a plain product with the unpacked matrix."""
+        rows = x.reshape(-1, x.shape[-1])
+        if len(rows) > _FEW_ROWS:
+            return functional.linear(x, self.unpacked(x.dtype))
+        y = torch.ops.aten._weight_int8pack_mm.default(
+            rows.to(self.scales.dtype).contiguous(), self.numbers, self.scales
+        )
+        return y.to(x.dtype).view(*x.shape[:-1], y.shape[1])
+
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        """[N, K]."""
+        return values_int8(self.numbers, self.scales, dtype)
+
+
+class Int4Kernel(PackedMatrix):
+    """4 bits with bfloat16 scales per group of 32 inputs; the kernel takes bfloat16 rows."""
+
+    def __init__(self, quantised: Quantised) -> None:
+        self.width, self.scales = quantised.numbers.shape[1], quantised.scales
+        self.numbers = torch.ops.aten._convert_weight_to_int4pack_for_cpu.default(quantised.numbers.int(), 1)
+        self.bytes = self.numbers.nbytes + self.scales.nbytes
+
+    def product(self, x: Tensor) -> Tensor:
+        """In bfloat16."""
+        rows = x.reshape(-1, self.width).to(self.scales.dtype).contiguous()
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu.default(rows, self.numbers, GROUP, self.scales)
+        return y.to(x.dtype).view(*x.shape[:-1], y.shape[1])
+
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        """By the product with each unit vector: the layout is the kernel's own."""
+        return self.product(torch.eye(self.width, dtype=self.scales.dtype)).T.to(dtype)
+
+
+class W8A8Kernel(PackedMatrix):
+    """8 bits with a scale per output, times rows that are rounded to 8 bits with a scale per row: FBGEMM's product of
+    whole numbers. It is exact beside that rounding, so a row's result does not depend on those beside it.
+    """
+
+    def __init__(self, quantised: Quantised) -> None:
+        size, self.width = quantised.numbers.shape
+        zeros = torch.zeros(size, dtype=torch.int64)
+        with warnings.catch_warnings(action="ignore"):  # torch means to have another type for this one day
+            numbers = torch.ops.aten._make_per_channel_quantized_tensor.default(
+                quantised.numbers, quantised.scales.double(), zeros, 0
+            )
+            self._packed = torch.ops.quantized.linear_prepack(numbers, None)
+        self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        self.bytes = quantised.numbers.nbytes + size * _SCALE_BYTES
+
+    def product(self, x: Tensor) -> Tensor:
+        """In float32 but for the product itself. A row of zeros has no scale: whatever 0 / 0 is rounded to, times 0."""
+        if x.dtype is not torch.float32:
+            return self.product(x.float()).to(x.dtype)
+        largest = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
+        return self._multiply(x / largest, 1 / _LARGEST, _MIDDLE, self._packed).mul_(largest)
+
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        """By the product with each unit vector: the layout is the kernel's own."""
+        return self.product(torch.eye(self.width)).T.to(dtype)
+
+
+_KERNELS: dict[Kind, type[Int8Kernel | Int4Kernel | W8A8Kernel]] = {
+    "int8": Int8Kernel,
+    "int4": Int4Kernel,
+    "w8a8": W8A8Kernel,
+}
+
+
+def packed_matrix(kind: Kind, quantised: Quantised) -> PackedMatrix:
+    """The quantised matrix in its kernel's layout, or in the plain one if the kernel refuses it."""
+    if quantised.numbers.device.type == "cpu":
+        try:
+            matrix = _KERNELS[kind](quantised)
+            matrix.product(torch.zeros(1, quantised.numbers.shape[1]))
+            return matrix
+        except (RuntimeError, NotImplementedError, AttributeError):  # by shape, by processor, or not in this torch
+            pass
+    return Unpacking.of(quantised)
