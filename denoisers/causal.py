@@ -37,6 +37,8 @@ class Chunks:
 
     def __post_init__(self) -> None:
         check_sizes(frames=self.frames, window=1 if self.window is None else self.window)
+        if not isinstance(cast(object, self.independent_first_frame), bool):
+            raise ValueError(f"independent_first_frame is {self.independent_first_frame!r}; it must be true or false")
         if not isinstance(cast(object, self.sink), int) or self.sink < 0:
             raise ValueError(f"sink is {self.sink!r}; it must be a whole number from 0")
         if self.window is None and self.sink:

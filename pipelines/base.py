@@ -32,12 +32,12 @@ class Encoded:
     """A request made ready: nothing here changes, so it can be denoised any number of times.
 
     `shape` is that of the latents, [N, C, F, h, w]. `conditioning` has one row per prompt. `noise` holds each picture's
-    generator state before its initial noise is drawn. `source` [N, C, 1, h, w] are the latents of the input pictures
-    `pixels` [N, 3, 1, H, W]; `mask` [N, 1, 1, H, W] is true where to repaint. `handed` [N, C, 1, h, w] are latents that
-    another run left, where this one goes on without noise. `beside` [N, C', F, h, w] is what the model reads beside its
-    latents, or latents of the first frames; `picture_states` [N, Lp, Dv] are a picture encoder's. `num_skipped_draws`
-    of noise lie between the initial noise and the sampler's: the reference samples a masked picture there. `seconds` by
-    stage.
+    generator state before its initial noise is drawn. `source` [N, C, F, h, w] are the latents of the input pictures or
+    clips `pixels` [N, 3, F, H, W]; `mask` [N, 1, 1, H, W] is true where to repaint. `handed` [N, C, 1, h, w] are
+    latents that another run left, where this one goes on without noise. `beside` [N, C', F, h, w] is what the model
+    reads beside its latents, or latents of the first frames; `picture_states` [N, Lp, Dv] are a picture encoder's.
+    `num_skipped_draws` of noise lie between the initial noise and the sampler's: the reference samples a masked picture
+    there. `seconds` by stage.
     """
 
     plan: Plan

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
 from torch import nn
 
 from ..core.checkpoint import Files
@@ -28,7 +29,7 @@ def damage_named(pipe: "ImagePipeline") -> Generator[None, None, None]:
     try:
         yield
     except NonFiniteError as error:
-        weight = None if error.weight is not None else damaged_weight(pipe, error.stage)
+        weight = None if error.weight is not None else _looked_for(pipe, error.stage)
         if weight is None:
             raise
         raise NonFiniteError(error.stage, error.step, error.total, error.block, weight) from None
@@ -38,6 +39,14 @@ def naming_damage(pipe: "ImagePipeline", items: Iterator[T]) -> Iterator[T]:
     """The same for what an iterator does."""
     with damage_named(pipe):
         yield from items
+
+
+def _looked_for(pipe: "ImagePipeline", stage: str) -> str | None:
+    """`damaged_weight`; None where it fails, so that what it was looked for is still told."""
+    try:
+        return damaged_weight(pipe, stage)
+    except (RuntimeError, ValueError, OSError, MemoryError):
+        return None
 
 
 def damaged_weight(pipe: "ImagePipeline", stage: str) -> str | None:
@@ -68,7 +77,7 @@ def _not_finite(part: object) -> str | None:
     for module in _modules(part):
         source = module.source if isinstance(module, HoistingModule) else None
         for name, weight in named_weights(module).items():
-            value = source.read(name) if weight.is_meta and source is not None else weight
+            value = source.read(name, dtype=torch.float32) if weight.is_meta and source is not None else weight
             if not value.is_meta and not is_finite(value):
                 return name
     return None

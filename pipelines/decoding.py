@@ -69,7 +69,7 @@ def _pixels(pipe: "ImagePipeline", x: Tensor, run: Encoded | None, latents: Step
     if run is None:
         return pixels
     if run.plan.num_given:
-        pixels = torch.cat([*continued([pixels], run)], dim=2)
+        pixels = torch.cat([each.to(pixels.device) for each in continued([pixels], run)], dim=2)
     if run.mask is None or run.pixels is None:
         return pixels[:, :, : run.plan.num_frames]
     return torch.where(run.mask.to(pixels.device), pixels, run.pixels.to(pixels.device))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def encode_request(pipe: "ImagePipeline", request: Request) -> Encoded:
-    """See `ImagePipeline.encode`. What can be refused is refused before anything is computed."""
+    """See `ImagePipeline.encode`. Arguments are checked before anything is computed."""
     start = time.perf_counter()
     _check(pipe, request)
     given = _read(pipe, request)

@@ -107,7 +107,7 @@ class PlainFamily:
     def check(self, request: Request) -> None:
         """All can be used, but for guidance that tells a value, and pictures together with clips."""
         check_not_told(request)
-        if request.image is not None and request.num_frames not in (None, 1):
+        if request.image is not None and request.num_frames is not None:
             raise ValueError("image: a picture starts from it; clips of this model cannot begin with one")
         if request.image is not None and request.video is not None:
             raise ValueError("image and video: a picture starts from one, a clip from the other; give one of the two")

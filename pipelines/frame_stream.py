@@ -17,6 +17,8 @@ from .ends import Ends
 from .family import Family
 from .finite import NonFiniteError, is_finite
 from .frames import makes_clips
+from .plan import asks_for_clip
+from .recipe import Recipe
 from .request import Request
 from .result import to_videos
 from .timed_decoding import ready_to_decode
@@ -26,10 +28,14 @@ if TYPE_CHECKING:
     from .result import Videos
 
 
-def check_streams(family: Family, request: Request) -> None:
+def check_streams(family: Family, recipe: Recipe, request: Request) -> None:
     """Makes sure that there will be frames. ValueError otherwise."""
     if not makes_clips(family):
         raise ValueError("this model makes pictures, not clips: there are no frames to stream")
+    if not asks_for_clip(request, recipe):
+        raise ValueError(
+            "num_frames is not given: without it this model makes a picture, which has no frames to stream"
+        )
     if request.output_type == "latent":
         raise ValueError("output_type is 'latent', which decodes no frames; stream(...) has the latents of each step")
 

@@ -137,7 +137,7 @@ class ImagePipeline:
         """
         check_cancel(cancel)
         request = self._request(prompt, arguments)
-        check_streams(self.family, request)
+        check_streams(self.family, self.recipe, request)
         encoded = self.encode(request)
         frames = streamed_frames(self.denoise(encoded, cancel=cancel), encoded, self.vae, self.ends, cancel)
         return naming_damage(self, frames)

@@ -140,7 +140,7 @@ def make_plan(
         latent_frames=latent_frames,
         num_given=num_given,
         num_unseen=num_unseen(num_given, group),
-        is_clip=recipe.num_frames > 1 or not (request.num_frames is None and request.video is None),
+        is_clip=asks_for_clip(request, recipe),
         frame_rate=request.frame_rate,
         decoding=decoding_of(family, request),
         warnings=(
@@ -151,6 +151,11 @@ def make_plan(
             *(() if references is None else references.warnings),
         ),
     )
+
+
+def asks_for_clip(request: Request, recipe: Recipe) -> bool:
+    """Whether results are clips: a model that makes pictures too makes one where frames, or another clip, are given."""
+    return recipe.num_frames > 1 or not (request.num_frames is None and request.video is None)
 
 
 def read_inputs(request: Request, references: References | None = None, *, looks: bool = False) -> Inputs | None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 JPEG, LOSSY_WEBP = "JPEG", "this WebP, which another program has saved again,"
 PIXELS_DIFFER = "pixels in the file differ from those that were made"
 GUIDANCES = (Unguided, ClassifierFree, Distilled, NormLimit, TokenNorm, SkipLayers, PerExpert, FirstFramesKept)
-COMPARED = ("calotype", "torch", "python", "weights", "device", "dtype", "attention", "threads", "sigmas")
+COMPARED = ("calotype", "torch", "python", "weights", "device", "dtype", "attention", "threads", "sigmas", "chunks")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -88,6 +88,10 @@ class PlateClipVAEConfig(PlateVAEConfig):
     between_blocks: int = 4
     between_width: int = 32
 
+    def __post_init__(self) -> None:
+        if self.group < 2:
+            raise ValueError(f"group is {self.group}; it must be at least 2, else there is nothing between frames")
+
 
 class PlateClipVAE(PlateVAE):
     """The first frame, and the last one of each group after it, are latent frames, and drawn as pictures are.

@@ -91,6 +91,10 @@ class Int8Kernel(PackedMatrix):
         self.numbers, self.scales = quantised.numbers, quantised.scales
         self.bytes = self.numbers.nbytes + self.scales.nbytes
 
+    def on(self, device: torch.device) -> PackedMatrix:
+        """On other devices the weight is unpacked for each call."""
+        return self if device.type == "cpu" else Unpacking(self.numbers.to(device), self.scales.to(device))
+
     def product(self, x: Tensor) -> Tensor:
         """Of many rows, a plain product with the unpacked matrix."""
         rows = x.reshape(-1, x.shape[-1])
@@ -134,9 +138,8 @@ class W8A8Kernel(PackedMatrix):
         size, self.width = quantised.numbers.shape
         zeros = torch.zeros(size, dtype=torch.int64)
         with warnings.catch_warnings(action="ignore"):  # torch means to have another type for this one day
-            numbers = torch.ops.aten._make_per_channel_quantized_tensor.default(
-                quantised.numbers, quantised.scales.double(), zeros, 0
-            )
+            make = torch._make_per_channel_quantized_tensor  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            numbers = make(quantised.numbers, quantised.scales.double(), zeros, 0)
             self._packed = torch.ops.quantized.linear_prepack(numbers, None)
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
         self.bytes = quantised.numbers.nbytes + size * _SCALE_BYTES
@@ -145,8 +148,10 @@ class W8A8Kernel(PackedMatrix):
         """In float32 but for the product itself. A row of zeros has no scale: whatever 0 / 0 is rounded to, times 0."""
         if x.dtype is not torch.float32:
             return self.product(x.float()).to(x.dtype)
-        largest = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
-        return self._multiply(x / largest, 1 / _LARGEST, _MIDDLE, self._packed).mul_(largest)
+        rows = x.reshape(-1, self.width)
+        largest = torch.linalg.vector_norm(rows, torch.inf, dim=-1, keepdim=True)
+        y = self._multiply(rows / largest, 1 / _LARGEST, _MIDDLE, self._packed).mul_(largest)
+        return y.view(*x.shape[:-1], y.shape[1])
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
         """By the product with each unit vector: the layout is the kernel's own."""

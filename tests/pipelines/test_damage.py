@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import calotype
-from calotype.core.weight_source import first_not_finite
+from calotype.core.checkpoint import read_checkpoint
+from calotype.core.weight_source import WeightSource, first_not_finite
+from calotype.pipelines import damage as damage_module
 from calotype.pipelines.finite import NonFiniteError
 from calotype.pipelines.image import ImagePipeline
 
@@ -48,6 +50,25 @@ def test_a_plate_folder(plate_folder: Path, tmp_path: Path, file: str, part: str
     with pytest.raises(NonFiniteError, match=f"non-finite values in {stage}; weights are not finite") as caught:
         calotype.load(folder)("a fox", **ARGUMENTS)
     assert caught.value.weight == f"{name} in {folder / file}"
+
+
+def test_a_search_that_fails_hides_nothing(plate_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def packed(*arguments: object) -> None:
+        raise ValueError("is packed and cannot be saved")
+
+    pipe = calotype.load(plate_folder)
+    with torch.no_grad():
+        pipe.vae.decoder[0].bias[0] = torch.nan
+    monkeypatch.setattr(damage_module, "damaged_weight", packed)
+    with pytest.raises(NonFiniteError, match="non-finite values in decode"):
+        pipe("a fox", **ARGUMENTS)
+
+
+def test_weights_in_8_bits_in_files_are_looked_at(tmp_path: Path) -> None:
+    values = torch.tensor([1.0, torch.nan]).to(torch.float8_e4m3fn)
+    save_file({"a": values[:1].clone(), "b": values}, tmp_path / "w.safetensors")
+    source = WeightSource.as_stored(read_checkpoint(tmp_path / "w.safetensors"))
+    assert [bool(source.read(name, dtype=torch.float32).isfinite().all()) for name in ("a", "b")] == [True, False]
 
 
 @pytest.fixture(scope="module")

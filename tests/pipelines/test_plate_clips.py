@@ -132,6 +132,7 @@ def test_replay(pipe: ImagePipeline, tmp_path: Path) -> None:
         ({"video": np.zeros((10, 32, 32, 3))}, "frames of video are 10; this model makes clips of up to 9 frames"),
         ({"video": np.zeros((5, 32, 32, 3)), "num_frames": 4}, "num_frames is 4, but video has 5"),
         ({"image": np.zeros((32, 32, 3)), "num_frames": 5}, "image: a picture starts from it; clips of this model"),
+        ({"image": np.zeros((32, 32, 3)), "num_frames": 1}, "image: a picture starts from it; clips of this model"),
         ({"image": np.zeros((32, 32, 3)), "video": np.zeros((5, 32, 32, 3))}, "image and video: a picture starts"),
         ({"latents": torch.zeros(1, 8, 1, 4, 4), "num_frames": 5}, "latents have shape .* needs"),
     ],
@@ -139,6 +140,11 @@ def test_replay(pipe: ImagePipeline, tmp_path: Path) -> None:
 def test_what_clips_cannot_be(pipe: ImagePipeline, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pipe(PROMPT, progress=False, **arguments)
+
+
+def test_a_picture_has_no_frames_to_stream(pipe: ImagePipeline) -> None:
+    with pytest.raises(ValueError, match="num_frames is not given: without it this model makes a picture"):
+        pipe.stream_frames(PROMPT)
 
 
 def test_a_model_of_pictures_makes_none(tiny_plate: ImagePipeline) -> None:

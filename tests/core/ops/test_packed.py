@@ -158,11 +158,14 @@ def test_w8a8_passes_on_what_is_not_finite(value: float) -> None:
     assert finite.tolist() == [True, False, True]
 
 
-def test_w8a8_leaves_torchs_settings_and_warnings_alone(recwarn: pytest.WarningsRecorder) -> None:
+def test_w8a8_leaves_torchs_settings_and_warnings_alone(
+    recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = torch.backends.quantized.engine
     layer = PackedLinear(weight(48, 64), None, "w8a8")
     layer(torch.randn(2, 64))
     assert torch.backends.quantized.engine == before and not recwarn.list
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -236,8 +239,17 @@ def test_packed_layers_keep_their_scales_and_cannot_be_saved(kind: Kind) -> None
     assert moved(torch.ones(1, 64, dtype=torch.float64)).dtype == torch.float64
     with pytest.raises(ValueError, match="0 is packed and cannot be saved"):
         moved.state_dict()
+    if kind == "int8":
+        assert layer.to("meta")(torch.ones(1, 64, device="meta")).is_meta
+        return
     with pytest.raises(ValueError, match="packed for the CPU cannot go to meta"):
         layer.to("meta")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_single_vector(kind: Kind) -> None:
+    layer, x = PackedLinear(weight(48, 64), torch.randn(48), kind), torch.randn(64)
+    torch.testing.assert_close(layer(x), layer(x[None])[0])
 
 
 def test_without_a_kernel_weights_can_move() -> None:
