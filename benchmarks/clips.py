@@ -11,7 +11,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,16 +116,11 @@ def judged(made: Made, processes: int) -> list[ClipVerdict]:
 
 def by_motion(clips: Sequence[Clip], verdicts: Sequence[ClipVerdict]) -> str:
     """How many are right of each way to move; a clip of two objects counts for both."""
-    return "  ".join(_by_motion(clips, verdicts))
-
-
-def _by_motion(clips: Sequence[Clip], verdicts: Sequence[ClipVerdict]) -> Iterator[str]:
     told: dict[str, list[bool]] = {}
     for clip, verdict in zip(clips, verdicts, strict=True):
         for actor in clip.actors:
             told.setdefault(actor.motion, []).append(verdict.right)
-    for motion in sorted(told):
-        yield f"{motion} {sum(told[motion])}/{len(told[motion])}"
+    return "  ".join(f"{motion} {sum(right)}/{len(right)}" for motion, right in sorted(told.items()))
 
 
 def draw_sheet(made: Made, verdicts: Sequence[ClipVerdict], path: Path) -> None:

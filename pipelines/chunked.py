@@ -60,7 +60,7 @@ def continued(groups: Iterable[Tensor], run: "Encoded") -> Iterator[Tensor]:
     of the decoded ones those that come after them."""
     given, left = run.pixels, run.plan.num_given - run.plan.num_unseen
     if given is not None and left:
-        yield given.to(run.device)
+        yield given
     for frames in groups:
         if frames.shape[2] > left:
             yield frames[:, :, left:] if left else frames

@@ -139,7 +139,7 @@ class ImagePipeline:
         request = self._request(prompt, arguments)
         check_streams(self.family, self.recipe, request)
         encoded = self.encode(request)
-        frames = streamed_frames(self.denoise(encoded, cancel=cancel), encoded, self.vae, self.ends, cancel)
+        frames = streamed_frames(self._steps(encoded, None, cancel), encoded, self.vae, self.ends, cancel)
         return naming_damage(self, frames)
 
     @torch.no_grad()
@@ -169,15 +169,7 @@ class ImagePipeline:
         """
         check_kind("encoded", encoded, Encoded, "what pipe.encode returned")
         check_cancel(cancel)
-        kind = Walk if chunks_of(self.denoiser) is None else CausalWalk
-        walk = kind(
-            denoiser=self.denoiser,
-            attention=self.attention,
-            ends=self.ends,
-            downsampling=self.vae.downsampling,
-            encoded=encoded,
-        )
-        return naming_damage(self, walk.steps(resume, cancel))
+        return naming_damage(self, self._steps(encoded, resume, cancel))
 
     @torch.no_grad()
     def decode(self, latents: Step | Tensor, encoded: Encoded | None = None) -> Result:
@@ -241,6 +233,18 @@ class ImagePipeline:
             save_plate(self, target)
         else:
             save_folder(self, self.origin, target)
+
+    def _steps(self, encoded: Encoded, resume: State | None, cancel: Event | None) -> Iterator[ImageStep]:
+        """As `denoise`, but no weights are looked at where values are not finite."""
+        kind = Walk if chunks_of(self.denoiser) is None else CausalWalk
+        walk = kind(
+            denoiser=self.denoiser,
+            attention=self.attention,
+            ends=self.ends,
+            downsampling=self.vae.downsampling,
+            encoded=encoded,
+        )
+        return walk.steps(resume, cancel)
 
     def _request(self, prompt: str | Sequence[str] | None, arguments: ImageArguments) -> Request:
         return Request.of(prompt, arguments, self.source.family, self.family.arguments)

@@ -8,6 +8,7 @@ Legend: M rows, N outputs, K inputs, G groups (K / 32).
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal, Self
 
 import torch
@@ -84,30 +85,24 @@ class Unpacking(PackedMatrix):
         return Unpacking(self.numbers.to(device), self.scales.to(device))
 
 
-class Int8Kernel(PackedMatrix):
-    """8 bits with a bfloat16 scale per output; the kernel takes bfloat16 rows, and few."""
+class Int8Kernel(Unpacking):
+    """8 bits with a bfloat16 scale per output, in the plain layout; the kernel takes bfloat16 rows, and few."""
 
-    def __init__(self, quantised: Quantised) -> None:
-        self.numbers, self.scales = quantised.numbers, quantised.scales
-        self.bytes = self.numbers.nbytes + self.scales.nbytes
+    has_kernel = True
 
     def on(self, device: torch.device) -> PackedMatrix:
-        """On other devices the weight is unpacked for each call."""
-        return self if device.type == "cpu" else Unpacking(self.numbers.to(device), self.scales.to(device))
+        """On other devices the matrix is unpacked for each product."""
+        return self if device.type == "cpu" else super().on(device)
 
     def product(self, x: Tensor) -> Tensor:
         """Of many rows, a plain product with the unpacked matrix."""
         rows = x.reshape(-1, x.shape[-1])
         if len(rows) > _FEW_ROWS:
-            return functional.linear(x, self.unpacked(x.dtype))
+            return super().product(x)
         y = torch.ops.aten._weight_int8pack_mm.default(
             rows.to(self.scales.dtype).contiguous(), self.numbers, self.scales
         )
         return y.to(x.dtype).view(*x.shape[:-1], y.shape[1])
-
-    def unpacked(self, dtype: torch.dtype) -> Tensor:
-        """[N, K]."""
-        return values_int8(self.numbers, self.scales, dtype)
 
 
 class Int4Kernel(PackedMatrix):
@@ -158,8 +153,8 @@ class W8A8Kernel(PackedMatrix):
         return self.product(torch.eye(self.width)).T.to(dtype)
 
 
-_KERNELS: dict[Kind, type[Int8Kernel | Int4Kernel | W8A8Kernel]] = {
-    "int8": Int8Kernel,
+_KERNELS: dict[Kind, Callable[[Quantised], PackedMatrix]] = {
+    "int8": Int8Kernel.of,
     "int4": Int4Kernel,
     "w8a8": W8A8Kernel,
 }
