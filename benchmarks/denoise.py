@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 SIDES = ("ours", "diffusers")
 RUN = 28  # steps over which the figures spread what is prepared once
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +87,9 @@ def rows_of(options: argparse.Namespace, name: str, dtype: str, root: Path) -> d
     print(f"  step, ours / floor{'':<18}{row['step s']['ours'] / row['floor s']:.3f}   floor {row['floor s']:.4f} s")
     if "difference" in row:
         print(f"  slopes differ by{'':<20}{row['difference']:.1e} (relative)")
-    row |= fresh_rows(options, name, dtype, root)
-    for key in ("memory in the loop MB", "of it the denoiser MB", "memory while preparing MB", "cold start s"):
-        tell(key, row[key])
+    for key, sides in fresh_rows(options, name, dtype, root).items():
+        tell(key, sides)
+        row[key] = sides
     return row
 
 
@@ -275,7 +275,8 @@ def memory(x: Tensor) -> int:
 
 
 def fresh_rows(options: argparse.Namespace, name: str, dtype: str, root: Path) -> dict[str, dict[str, float]]:
-    """Memory (the most of all processes) and cold start (their median) of each side, by what it is."""
+    """Memory (the most of all processes) and cold start (their median) of each side, by what it is; nothing without
+    fresh processes."""
     command = [sys.executable, __file__, "--families", name, "--dtypes", dtype, "--folder", str(root)]
     command += ["--cells", str(options.cells), "--threads", str(options.threads), *["--tiny"] * options.tiny]
     found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES[: 1 + (options.against != "none")]}
@@ -287,7 +288,7 @@ def fresh_rows(options: argparse.Namespace, name: str, dtype: str, root: Path) -
                 raise SystemExit(done.stderr.strip())
             figures = json.loads(done.stdout.splitlines()[-1])
             runs.append(figures | {"cold start s": figures["cold start s"] - began})
-    chosen = {key: statistics.median if key.endswith(" s") else max for key in found["ours"][0]}
+    chosen = {key: statistics.median if key.endswith(" s") else max for run in found["ours"][:1] for key in run}
     return {
         key: {side: pick([run[key] for run in runs]) for side, runs in found.items()} for key, pick in chosen.items()
     }

@@ -1,13 +1,14 @@
-"""FLUX.1 (dev, schnell): joint two-stream blocks, then single parallel ones over all tokens.
+"""FLUX.1 (dev, schnell, Kontext): joint two-stream blocks, then single parallel ones over all tokens.
 
 Flow matching: the network gives the slope dx/dsigma = noise - data. Everything but the tokens of the latents is
 prepared once per run, with all modulations: they depend on time, guidance and the pooled text alone, so their weights
-(27 % of all) are read by `prepare` and never by a step.
+(27 % of all) are read by `prepare` and never by a step. Tokens of a picture to look at (Kontext) go after those of the
+picture that is made, a frame later.
 
 Source: diffusers' FluxTransformer2DModel and Black Forest Labs' flux repository.
 
 Legend: B rows, E evaluations, C latent channels, h w latent cells, P = 2 cells per token side, N = h w / P^2 picture
-tokens, Lt text tokens, Dt text width, Dp pooled width, D width.
+tokens, R tokens of a reference, Lt text tokens, Dt text width, Dp pooled width, D width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -166,7 +167,7 @@ class FluxConfig:
 
 class FluxDenoiser(PairingModule[StagesPrepared]):
     """See the module's first lines; implements `Denoiser`, `PairingDenoiser` and `UnmaskedDenoiser`. Its conditioning
-    has `pooled` text, and `guidance` where the model is guided."""
+    has `pooled` text, `guidance` where the model is guided, and one of `references` where it looks at a picture."""
 
     hoisted: ClassVar[tuple[str, ...]] = HOISTED
     walked: ClassVar[tuple[str, ...]] = ("blocks", "single_blocks")
@@ -200,7 +201,8 @@ class FluxDenoiser(PairingModule[StagesPrepared]):
             StagesPrepared(
                 told=StagesTold(
                     context=self.text_in(conditioning.states.to(self.text_in.weight.dtype)),
-                    rotary=self.rotary_tables(run.shape, conditioning.states),
+                    references=self._reference_tokens(conditioning.references),
+                    rotary=self.rotary_tables(run.shape, conditioning),
                 ),
                 mask=FULL,
                 attention=run.attention,
@@ -216,8 +218,7 @@ class FluxDenoiser(PairingModule[StagesPrepared]):
     def slope(self, x: Tensor, prepared: StagesPrepared, point: Point) -> Tensor:
         """noise - data, float32 [B, C, 1, h, w], at one of the points that were prepared."""
         e = prepared.places[point.index]
-        tokens = self.image_in(patchify(x, PATCH).to(self.image_in.weight.dtype))
-        h = run_stages(tokens, prepared, e, [*self.blocks], [*self.single_blocks])
+        h = run_stages(self._tokens(x), prepared, e, [*self.blocks], [*self.single_blocks])
         h = prepared.final[e].before(self.final_norm(h))
         return unpatchify(self.output(h), x.shape, PATCH).float()
 
@@ -243,19 +244,35 @@ class FluxDenoiser(PairingModule[StagesPrepared]):
     def _modulations(self, name: str, h: Sequence[Tensor], count: int) -> list[list[list[ShiftScaleGate]]]:
         return [gated(table, count) for table in self.projections(name, h)]
 
-    def rotary_tables(self, shape: tuple[int, ...], states: Tensor) -> Rotary:
-        """Tables for picture tokens, at (0, row, column), then text tokens, all at (0, 0, 0)."""
-        grid = grid_positions((1, shape[3] // PATCH, shape[4] // PATCH))
-        text = grid.new_zeros(states.shape[1], 3)
-        return rotary_table(self.config.rotary(), torch.cat((grid, text)).to(states.device))
+    def rotary_tables(self, shape: tuple[int, ...], conditioning: Conditioning) -> Rotary:
+        """Tables for picture tokens, at (0, row, column), then a reference's, at (1, row, column), then text tokens,
+        all at (0, 0, 0)."""
+        shapes = (shape, *(latents.shape for latents in conditioning.references))
+        grids = [
+            grid_positions((1, rows // PATCH, columns // PATCH), start=(frame, 0, 0))
+            for frame, (*_, rows, columns) in enumerate(shapes)
+        ]
+        text = grids[0].new_zeros(conditioning.states.shape[1], 3)
+        return rotary_table(self.config.rotary(), torch.cat((*grids, text)).to(conditioning.states.device))
+
+    def _tokens(self, latents: Tensor) -> Tensor:
+        """[B, C, 1, h, w] to [B, N, D]."""
+        return self.image_in(patchify(latents, PATCH).to(self.image_in.weight.dtype))
+
+    def _reference_tokens(self, references: Sequence[Tensor]) -> Tensor | None:
+        """[B, R, D]."""
+        return self._tokens(references[0]) if references else None
 
     def _check_fits(self, conditioning: Conditioning, shape: tuple[int, ...]) -> None:
         config = self.config
+        if len(conditioning.references) > 1:
+            raise ValueError(f"there are {len(conditioning.references)} references; this model looks at one picture")
         check_states(conditioning, shape[0], config.text_width)
         check_pooled(conditioning, config.pooled_width)
         check_guidance(conditioning, guided=config.guided)
         check_unpadded(conditioning)
-        check_cells(shape, config.latent_channels, PATCH)
+        for each in (shape, *(tuple(latents.shape) for latents in conditioning.references)):
+            check_cells(each, config.latent_channels, PATCH)
 
 
 def flux_key_map() -> KeyMap:

@@ -2,7 +2,8 @@
 
 Flow matching: the network gives the slope dx/dsigma = noise - data. A token is one latent cell. It stands at a time in
 seconds and at a place in pixels, so that the conditioning's `time_ids` say where cells are. Latents of a picture are
-taken as they are, as the clip's first frame: their tokens are told time 0.
+taken as they are, as the clip's first frame: their tokens are told time 0. Models from 0.9.5 on may be told of each
+frame how far it is known, and when it is shown: its tokens' time is then never over the noise that is left in it.
 
 Source: diffusers' LTXVideoTransformer3DModel.
 
@@ -13,6 +14,7 @@ width, D width.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
@@ -32,7 +34,7 @@ from .fitting import check_clip, check_first_frames, check_guidance, check_pictu
 from .hoisting import HoistingModule
 from .ltx_config import FINAL_NORM_EPS, QK_NORM_EPS, LTXConfig
 from .ltx_keys import ltx_key_map
-from .ltx_rotary import NUM_PLACES, fractional_rotary
+from .ltx_rotary import NUM_PLACES, fractional_rotary, frame_levels
 from .patches import patchify, unpatchify
 from .saving import in_diffusers_layout
 from .timed import TimedPrepared, keys_values
@@ -43,18 +45,28 @@ HOISTED = ("time_embed.", "time_projection.", "modulation.", "final_modulation",
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LTXPrepared(TimedPrepared):
-    """`first` are latents of the clip's first frames, which are known."""
+    """`first` are latents of the clip's first frames, which are known. `times` are those of the tables' rows; no frame
+    is told a time over its own of `levels`, where any are under 1."""
 
     first: Tensor | None  # [B, C, known frames, h, w]
+    times: Sequence[float]
+    levels: Sequence[float]
+    area: int  # h w
+
+    def _stretches(self, e: int) -> list[tuple[int, int]]:
+        if min(self.levels) == 1:
+            return super()._stretches(e)
+        told = groupby(min(self.times[e], level) for level in self.levels)
+        return [(self.times.index(time), self.area * len([*frames])) for time, frames in told]
 
 
 class LTXDenoiser(HoistingModule):
     """See the module's first lines; implements `Denoiser` and `SharingDenoiser`.
 
     Its conditioning's rows may have different lengths: no token sees the padding. `time_ids` [B, 5] are
-    the places that `fractional_rotary` reads. `references` hold latents of the first frames, or nothing. In these
-    frames the slope is whatever the network gives, which no sampler may follow: `FirstFramesKept` puts the one there
-    that leads to them.
+    the places that `fractional_rotary` reads; [B, 5 + 2 F] also say of each frame what `frame_ticks` and `frame_levels`
+    read. `references` hold latents of the first frames, or nothing. In these frames the slope is whatever the network
+    gives, which no sampler may follow: `FirstFramesKept` puts the one there that leads to them.
     """
 
     hoisted: ClassVar[tuple[str, ...]] = HOISTED
@@ -91,7 +103,8 @@ class LTXDenoiser(HoistingModule):
             ValueError: latents or conditioning of a shape or kind that the model does not take.
         """
         told = self._told(conditioning, shape)
-        embedded = self.embed([*(point.time for point in evaluations), 0.0])
+        times = (*(point.time for point in evaluations), *sorted({level for level in told["levels"] if level < 1}), 0.0)
+        embedded = self.embed(times)
         exact = embedded.float()
         return LTXPrepared(
             **told,
@@ -102,12 +115,16 @@ class LTXDenoiser(HoistingModule):
             projections=self.projected("time_projection", functional.silu(embedded)),
             final_table=self.value("final_modulation", exact),
             embedded=embedded,
+            times=times,
             places={point.index: e for e, point in enumerate(evaluations)},
         )
 
     def prepare_beside(self, prepared: LTXPrepared, conditioning: Conditioning, shape: tuple[int, ...]) -> LTXPrepared:
-        """See `SharingDenoiser`: all that depends on time is shared."""
-        return dataclasses.replace(prepared, **self._told(conditioning, shape))
+        """See `SharingDenoiser`: all that depends on time is shared. ValueError where other frames are known."""
+        told = self._told(conditioning, shape)
+        if told["levels"] != prepared.levels:
+            raise ValueError("time_ids: both sides of a guidance must know the same of each frame")
+        return dataclasses.replace(prepared, **told)
 
     def slope(self, x: Tensor, prepared: LTXPrepared, point: Point) -> Tensor:
         """noise - data, float32 [B, C, F, h, w], at one of the points that were prepared."""
@@ -140,6 +157,8 @@ class LTXDenoiser(HoistingModule):
             "crossed": [[each] for each in self._crossed(conditioning)],
             "first": known,
             "lengths": (area * num_known, area * (shape[2] - num_known)),
+            "levels": frame_levels(places, shape[2]),
+            "area": area,
             "rotary": fractional_rotary(self.config.width, cells, places[:1] if same else places),
         }
 
@@ -160,7 +179,9 @@ class LTXDenoiser(HoistingModule):
         check_clip(shape, self.config.latent_channels, 1)
         check_first_frames([tuple(each.shape) for each in conditioning.references], shape)
         places = conditioning.time_ids
-        if places is None or places.shape[1] != NUM_PLACES:
+        if places is None or places.shape[1] not in (NUM_PLACES, NUM_PLACES + 2 * shape[2]):
             found = "missing" if places is None else f"{places.shape[1]} numbers"
             raise ValueError(f"time_ids are {found}; this model is told {NUM_PLACES}, which say where cells are")
+        if places.shape[1] > NUM_PLACES and conditioning.references:
+            raise ValueError("references: time_ids say already what is known of each frame; give one of the two")
         return places.to(self.image_in.weight.device)

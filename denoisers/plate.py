@@ -157,18 +157,27 @@ class PlateDenoiser(nn.Module):
         self, x: Tensor, text: Tensor, position: Tensor, inputs: BlockInputs, final: ShiftScale, runner: Runner
     ) -> Tensor:
         """The network itself: latents [B, C, F, h, w] and refined text [B, Lt, D] to the slope, float32."""
-        tokens = self.image_in(patchify(x, self.config.patch).to(text.dtype)) + position.to(text.dtype)
-        num_image = tokens.shape[1]
+        tokens = self.image_tokens(x, text.dtype) + position.to(text.dtype)
+        slopes = self.token_slopes(tokens, text, inputs, final, runner)
+        return unpatchify(slopes, x.shape, self.config.patch).float()
+
+    def image_tokens(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Latents [B, C, F, h, w] to picture tokens [B, N, D], which do not yet know where they are."""
+        return self.image_in(patchify(x, self.config.patch).to(dtype))
+
+    def token_slopes(
+        self, tokens: Tensor, text: Tensor, inputs: BlockInputs, final: ShiftScale, runner: Runner
+    ) -> Tensor:
+        """Picture tokens [B, n, D] of any places and refined text [B, Lt, D] to the slopes of these tokens."""
         stream = runner(list(self.blocks), Stream(x=torch.cat((tokens, text), dim=1)), inputs, NoCache())
-        h = final.before(self.final_norm(stream.x[:, :num_image]))
-        return unpatchify(self.output(h), x.shape, self.config.patch).float()
+        return self.output(final.before(self.final_norm(stream.x[:, : tokens.shape[1]])))
 
     def refine_text(self, states: Tensor, lengths: Tensor, attention: AttentionSelector) -> Tensor:
         """Text states [B, Lt, Dt] to text tokens [B, Lt, D]."""
         weight = self.text_in.weight
         h = self.text_in(self.text_norm_in(states.to(weight.dtype)))
         inputs = BlockInputs(
-            rotary=rotary_table(self.config.rotary(), _text_positions(states)),
+            rotary=rotary_table(self.config.rotary(), text_positions(states)),
             mask=text_mask(lengths, states.shape[1], 0),
             attention=attention,
         )
@@ -188,11 +197,14 @@ class PlateDenoiser(nn.Module):
 
     def rotary_tables(self, shape: tuple[int, ...], states: Tensor) -> Rotary:
         """Tables for picture tokens then text tokens."""
+        return rotary_table(self.config.rotary(), torch.cat((self.places(shape, states), text_positions(states))))
+
+    def places(self, shape: tuple[int, ...], states: Tensor) -> Tensor:
+        """Where each picture token is on the axes of the rotary embedding, [N, 3], on the states' device."""
         _, _, frames, height, width = shape
         patch = self.config.patch
         start = (self.config.frame_offset, 0, 0)
-        grid = grid_positions((frames, height // patch, width // patch), start=start).to(states.device)
-        return rotary_table(self.config.rotary(), torch.cat((grid, _text_positions(states))))
+        return grid_positions((frames, height // patch, width // patch), start=start).to(states.device)
 
     def position_embedding(self, shape: tuple[int, ...]) -> Tensor:
         """The learned embeddings of each picture token's row and column side by side, [N, D], in frames after the first
@@ -238,7 +250,8 @@ def sine_table(count: int, width: int) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 
-def _text_positions(states: Tensor) -> Tensor:
+def text_positions(states: Tensor) -> Tensor:
+    """Where each text token is on the axes of the rotary embedding, [Lt, 3]."""
     index = torch.arange(states.shape[1], device=states.device)
     return functional.pad(index[:, None], (0, 2))
 

@@ -42,24 +42,30 @@ class TimedPrepared:
 
     def inputs(self, e: int) -> BlockInputs:
         """What the blocks read in evaluation e."""
-        classes = [gated((self.tables + self.projections[row])[:, None], 2) for row in self._rows(e)]
-        modulation = [[self._joined(parts) for parts in zip(*each, strict=True)] for each in zip(*classes, strict=True)]
+        rows, lengths = zip(*self._stretches(e), strict=True)
+        classes = [gated((self.tables + self.projections[row])[:, None], 2) for row in rows]
+        modulation = [
+            [_joined(parts, lengths) for parts in zip(*each, strict=True)] for each in zip(*classes, strict=True)
+        ]
         return BlockInputs(
             rotary=self.rotary, mask=self.mask, attention=self.attention, modulation=modulation, crossed=self.crossed
         )
 
     def final(self, e: int) -> Modulation:
         """That of the output layer in evaluation e."""
-        tables = [(self.final_table + self.embedded[row]).flatten()[None, None] for row in self._rows(e)]
-        return self._joined([ungated(table)[0] for table in tables])
+        rows, lengths = zip(*self._stretches(e), strict=True)
+        tables = [(self.final_table + self.embedded[row]).flatten()[None, None] for row in rows]
+        return _joined([ungated(table)[0] for table in tables], lengths)
 
-    def _rows(self, e: int) -> list[int]:
-        """Of the tables, for each class of tokens that there is: time 0, and evaluation e's."""
-        return [row for row, length in zip((-1, e), self.lengths, strict=True) if length]
+    def _stretches(self, e: int) -> list[tuple[int, int]]:
+        """The row of the tables, and how many tokens it is of, one stretch after the other: those of time 0, and of
+        evaluation e."""
+        return [(row, length) for row, length in zip((-1, e), self.lengths, strict=True) if length]
 
-    def _joined(self, parts: Sequence[Modulation]) -> Modulation:
-        """One modulation of all tokens, of those for each class."""
-        return parts[0] if len(parts) == 1 else Stretches(lengths=self.lengths, parts=parts)
+
+def _joined(parts: Sequence[Modulation], lengths: tuple[int, ...]) -> Modulation:
+    """One modulation of all tokens, of those for each stretch."""
+    return parts[0] if len(parts) == 1 else Stretches(lengths=lengths, parts=parts)
 
 
 def keys_values(

@@ -12,6 +12,7 @@ from ..denoisers.base import Conditioning, Prompt
 from ..denoisers.guidance import Guidance
 from ..language.expansion import PromptExpander
 from ..schedulers.base import Sampler, Schedule
+from .conditions import Condition
 from .result import OutputType
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class ImageArguments(TypedDict, total=False):
     image: "Pictures | PictureLists | None"
     last_image: "Pictures | None"
     video: "Clips | None"
+    conditions: Condition | Sequence[Condition] | None
+    image_cond_noise_scale: float | None
     mask_image: "Pictures | None"
     strength: float | None
     max_sequence_length: int | None

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..denoisers.base import Prompt
 from ..schedulers.base import Step
 from .edit import with_picture_states, with_references
+from .held import Held
 from .manifest import Manifest
 from .plan import Plan
 
@@ -35,9 +36,9 @@ class Encoded:
     generator state before its initial noise is drawn. `source` [N, C, F, h, w] are the latents of the input pictures or
     clips `pixels` [N, 3, F, H, W]; `mask` [N, 1, 1, H, W] is true where to repaint. `handed` [N, C, 1, h, w] are
     latents that another run left, where this one goes on without noise. `beside` [N, C', F, h, w] is what the model
-    reads beside its latents, or latents of the first frames; `picture_states` [N, Lp, Dv] are a picture encoder's.
-    `num_skipped_draws` of noise lie between the initial noise and the sampler's: the reference samples a masked picture
-    there. `seconds` by stage.
+    reads beside its latents, or latents of the first frames; `picture_states` [N, Lp, Dv] are a picture encoder's;
+    `held` are frames that clips are given. `num_skipped_draws` of noise lie between the initial noise and the
+    sampler's: the reference samples a masked picture there. `seconds` by stage.
     """
 
     plan: Plan
@@ -55,6 +56,7 @@ class Encoded:
     seconds: Mapping[str, float]
     manifest: Manifest
     picture_states: Tensor | None = None
+    held: Held | None = None
 
     @property
     def device(self) -> torch.device:
@@ -65,7 +67,8 @@ class Encoded:
     def prompt(self) -> Prompt:
         """The conditioning, one row per picture."""
         prompt = with_picture_states(self.conditioning.rows(self.plan.rows), self.picture_states)
-        return prompt if self.beside is None else with_references(prompt, [self.beside])
+        prompt = prompt if self.beside is None else with_references(prompt, [self.beside])
+        return prompt if self.held is None else self.held.told(prompt)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -179,7 +179,7 @@ def trace_theirs(pipe: Any, layout: Layout, run: Run, asked: Mapping[str, Any], 
     parts: dict[str, nn.Module] = {name: pipe.components[name] for name in (*layout.encoders.values(), layout.denoiser)}
     generator, adapter = torch.Generator().manual_seed(run.seed), adapter_of(type(pipe).__name__)
     with recorded(parts) as calls, _complete(pipe), adapter.watched(pipe, latents) as more:
-        made = pipe(**asked, **more, generator=generator, output_type="np")
+        made = pipe(**asked, **more, **adapter.more(asked), generator=generator, output_type="np")
     denoising = calls[layout.denoiser]
     ids = {f"{IDS}: {role}": own_ids(calls[name][0]) for role, name in layout.encoders.items() if calls[name]}
     told = {_titled(name): tensor for name, tensor in adapter.told(denoising[0]).items()}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..denoisers import qwen_image
+from ..denoisers import flux, qwen_image
 from ..encoders.vision_language import VisionLanguageEncoder
 from .compare_clips import CLIPS
 from .compare_run import (
@@ -52,6 +52,13 @@ def _z_image_told(call: Call) -> Trace:
     return {"states": call[0][2][0][None]}
 
 
+def _kv_told(call: Call) -> Trace:
+    """In the first call the pictures' tokens come first, and are counted."""
+    told = {"states": call[1]["encoder_hidden_states"][:1]}
+    count: int = call[1].get("num_ref_tokens", 0)
+    return {**told, REFERENCES: call[1]["hidden_states"][:1, :count]} if count else told
+
+
 def _unet_told(call: Call) -> Trace:
     """The prompts' rows are the last; numbers and pooled vectors are in a dictionary of their own, if there are any."""
     added: Mapping[str, Tensor] = call[1]["added_cond_kwargs"] or {}
@@ -83,6 +90,24 @@ def _flux2_guided(ours: ImagePipeline, run: Run) -> Mapping[str, Any]:
     if not run.images:
         return guided(ours, run)
     return {**_looked_at(run), "guidance_scale": ours.recipe.guidance_scale, **lengths(ours)}
+
+
+def _kv_guided(ours: ImagePipeline, run: Run) -> Mapping[str, Any]:
+    """The same without guidance, for which diffusers has no argument."""
+    return {name: value for name, value in _flux2_guided(ours, run).items() if name != "guidance_scale"}
+
+
+def _kontext_guided(ours: ImagePipeline, run: Run) -> Mapping[str, Any]:
+    """At most one picture to look at, which does not give the size."""
+    if len(run.images) > 1:
+        raise ValueError(f"{len(run.images)} pictures; this pipeline changes one")
+    picture = {"image": opened(run)[0]} if run.images else {}
+    return {**guided(ours, dataclasses.replace(run, images=())), **picture}
+
+
+def _at_their_size(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """diffusers makes all pictures of about this area."""
+    return {"max_area": asked["width"] * asked["height"]}
 
 
 def _qwen_edit_guided(ours: ImagePipeline, run: Run) -> Mapping[str, Any]:
@@ -139,11 +164,20 @@ _QWEN_EDIT = Adapter(
     read=_seen,
     patch=qwen_image.PATCH,
 )
+_FLUX = Adapter(told=_keywords(_STATES, _POOLED), arguments=guided, levels=flow_levels)
 _UNET = Adapter(told=_unet_told, arguments=guided, levels=_discrete_levels)
 ADAPTERS: Mapping[str, Adapter] = {
-    "FluxPipeline": Adapter(told=_keywords(_STATES, _POOLED), arguments=guided, levels=flow_levels),
+    "FluxPipeline": _FLUX,
+    "FluxKontextPipeline": dataclasses.replace(
+        _FLUX,
+        told=_keywords(_STATES, _POOLED, _SEEN),
+        arguments=_kontext_guided,
+        patch=flux.PATCH,
+        more=_at_their_size,
+    ),
     "Flux2Pipeline": _FLUX2,
     "Flux2KleinPipeline": _FLUX2,
+    "Flux2KleinKVPipeline": dataclasses.replace(_FLUX2, told=_kv_told, arguments=_kv_guided),
     "QwenImagePipeline": Adapter(told=_keywords(_STATES), arguments=_qwen_guided, levels=flow_levels),
     "QwenImageEditPlusPipeline": _QWEN_EDIT,
     "QwenImageEditPipeline": dataclasses.replace(_QWEN_EDIT, arguments=_qwen_first_edit_guided),

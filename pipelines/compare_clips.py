@@ -117,13 +117,8 @@ def _ltx_shown(ours: ImagePipeline, run: Run) -> Mapping[str, Any]:
 
 
 def _ltx_conditioned(ours: ImagePipeline, run: Run) -> Mapping[str, Any]:
-    """A clip of the prompt alone: that of a picture begins with other noise."""
-    if run.images:
-        raise ValueError(
-            f"{run.images[0]}: this pipeline's clips are compared from prompts alone; with a picture diffusers draws "
-            "noise in another order"
-        )
-    return _ltx_guided(ours, run)
+    """A clip that may begin with a picture."""
+    return _ltx_shown(ours, run) if run.images else _ltx_guided(ours, run)
 
 
 def _undistilled(ours: ImagePipeline) -> ImagePipeline:

@@ -41,6 +41,10 @@ def _as_it_is(ours: ImagePipeline) -> ImagePipeline:
     return ours
 
 
+def _nothing_more(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {}
+
+
 def _no_tokens(ours: ImagePipeline, run: Run) -> Tokens:
     return {}
 
@@ -83,7 +87,8 @@ class Adapter:
     denoiser's calls. `ready` makes ours do what diffusers does where the two are known to differ. `read` are ids that
     encoders do not show of prompts alone. Pictures to look at are `patch` x `patch` cells a token. `watched` has a
     pipeline's latents kept after each step of a run, which takes what it gives as well. `untold` are fields that
-    diffusers has in another form, which steps alone show. `made` is what diffusers calls the result.
+    diffusers has in another form, which steps alone show. `more` is what diffusers is asked for besides what both are,
+    so that it does the same. `made` is what it calls the result.
     """
 
     told: Callable[[Call], Trace]
@@ -94,6 +99,7 @@ class Adapter:
     patch: int = 1
     watched: Callable[[Any, list[Tensor]], AbstractContextManager[Mapping[str, Any]]] = by_callback
     untold: frozenset[str] = frozenset()
+    more: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _nothing_more
     made: str = "images"
 
 

@@ -93,6 +93,24 @@ def mask_reader(config: UNetConfig) -> MaskReader | None:
     )
 
 
+def unet_recipe(
+    defaults: Recipe, cells: int, scheduler: DiscreteScheduler, few: FewSteps | None, *, downsampling: int
+) -> Recipe:
+    """A family's defaults for latents of `cells` a side, or what a distilled model was made for; `downsampling` is the
+    autoencoder's, and the largest size of `defaults` is told in such sides."""
+    side = cells * downsampling
+    general = dataclasses.replace(
+        defaults,
+        width=side,
+        height=side,
+        size_multiple=downsampling,
+        min_size=downsampling,
+        max_size=defaults.max_size * side,
+        sampler=scheduler.sampler,
+    )
+    return general if few is None else few.recipe(general, downsampling)
+
+
 @dataclass(frozen=True)
 class ScaledGuidance:
     """Guidance by `guidance_scale`, as diffusers' pipelines of these families turn it on: classifier-free over 1.

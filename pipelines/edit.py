@@ -116,6 +116,15 @@ def read_references(request: Request, editing: Editing | None) -> References | N
     )
 
 
+def check_count(pictures: Pictures, most: int) -> None:
+    """Makes sure that a prompt has no more pictures than a model looks at. ValueError otherwise."""
+    if len(pictures) > most:
+        raise ValueError(
+            f"image holds {len(pictures)} pictures for a prompt; this model looks at {most} (one for each prompt is "
+            "given as [[a], [b]])"
+        )
+
+
 def begins_with_image(request: Request) -> bool:
     """Whether the first of the pictures is also where the run begins: a strength or a mask says so."""
     return request.strength is not None or request.mask_image is not None

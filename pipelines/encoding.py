@@ -14,6 +14,7 @@ from ..schedulers import RowNoise
 from .base import Encoded
 from .chunked import chunks_of
 from .conditioning import prompt_of_run
+from .conditions import with_conditions
 from .edit import References, read_references
 from .expansion import expanded
 from .finite import NonFiniteError, is_finite
@@ -29,6 +30,8 @@ from .frames import (
     with_size,
 )
 from .handed import read_handed, sized
+from .held import Held
+from .placing import Excerpts, Placed, read_placing
 from .plan import Inputs, Plan, generator_states, make_plan, read_inputs
 from .request import Request
 from .run_manifest import manifest_of_run
@@ -43,7 +46,9 @@ def encode_request(pipe: "ImagePipeline", request: Request) -> Encoded:
     _check(pipe, request)
     given = _read(pipe, request)
     plan = _plan(pipe, given)
-    fitted = None if given.shown is None else given.shown.fitted(plan, frames_in_group(pipe.vae))
+    group = frames_in_group(pipe.vae)
+    fitted = None if given.shown is None else given.shown.fitted(plan, group)
+    placed = None if given.excerpts is None else given.excerpts.fitted(plan, group)
     cells, inputs = pipe.vae.downsampling, given.inputs
     shape = (plan.num_images, pipe.vae.latent_channels, plan.latent_frames, plan.height // cells, plan.width // cells)
     initial = _initial(given.request, shape, pipe.device)
@@ -55,6 +60,8 @@ def encode_request(pipe: "ImagePipeline", request: Request) -> Encoded:
     source = _source(pipe, inputs, plan, noise if draws else None)
     seen = _seen(pipe, fitted, noise)
     beside = _beside(pipe, inputs, plan, RowNoise.resumed(noise.state(), shape), initial)
+    held = None if placed is None else _held(pipe, placed, plan, shape, noise, initial)
+    resized = [line for each in (fitted, placed) if each is not None for line in each.warnings]
     remarks = conditioning.positive.warnings + (conditioning.negative.warnings if conditioning.negative else ())
     return Encoded(
         plan=plan,
@@ -68,8 +75,9 @@ def encode_request(pipe: "ImagePipeline", request: Request) -> Encoded:
         handed=None if given.handed is None else given.handed.to(pipe.device),
         beside=beside if seen.beside is None else seen.beside,
         picture_states=None if seen.states is None else seen.states.to(pipe.dtype),
+        held=held,
         num_skipped_draws=int(draws and inputs is not None and inputs.mask is not None),
-        warnings=tuple(dict.fromkeys((*plan.warnings, *remarks, *(() if fitted is None else fitted.warnings)))),
+        warnings=tuple(dict.fromkeys((*plan.warnings, *remarks, *resized))),
         manifest=manifest_of_run(pipe, request, plan),
         seconds={"encode": time.perf_counter() - start},
     )
@@ -78,13 +86,15 @@ def encode_request(pipe: "ImagePipeline", request: Request) -> Encoded:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Given:
     """What a request brings besides its texts, read: pictures that are looked at (`references`) or that clips begin
-    with (`shown`), latents [N, C, 1, h, w] of another run (`handed`), and what a run starts from (`inputs`). In
-    `request` pictures are in place of their files, and sizes are as these ask for."""
+    with (`shown`), pictures and clips that clips show at frames (`excerpts`), latents [N, C, 1, h, w] of another run
+    (`handed`), and what a run starts from (`inputs`). In `request` pictures are in place of their files, and sizes are
+    as these ask for."""
 
     request: Request
     references: References | None
     handed: Tensor | None
     shown: Shown | None
+    excerpts: Excerpts | None
     inputs: Inputs | None
 
 
@@ -98,13 +108,15 @@ def _check(pipe: "ImagePipeline", request: Request) -> None:
 
 def _read(pipe: "ImagePipeline", request: Request) -> _Given:
     """What a request brings. ValueError, FileNotFoundError: something else than what its arguments take."""
-    request = with_pictures(request)
+    request = with_conditions(with_pictures(request))
     references = read_references(request, pipe.editing)
     handed, shown = read_handed(request, pipe.vae.latent_channels), read_shown(request, pipe.looking)
     request = with_size(with_frames(request), shown, pipe.looking)
-    inputs = read_inputs(request, references, looks=pipe.looking is not None) if handed is None else None
+    excerpts = read_placing(pipe.family, request)
+    looks = pipe.looking is not None or excerpts is not None
+    inputs = read_inputs(request, references, looks=looks) if handed is None else None
     request = request if handed is None else sized(request, handed, pipe.vae.downsampling)
-    return _Given(request=request, references=references, handed=handed, shown=shown, inputs=inputs)
+    return _Given(request=request, references=references, handed=handed, shown=shown, excerpts=excerpts, inputs=inputs)
 
 
 def _plan(pipe: "ImagePipeline", given: _Given) -> Plan:
@@ -143,6 +155,16 @@ def _seen(pipe: "ImagePipeline", fitted: Fitted | None, noise: RowNoise) -> Seen
     if fitted is None or pipe.looking is None:
         return Seen()
     return pipe.looking.see(fitted, pipe.vae, pipe.device, noise)
+
+
+def _held(
+    pipe: "ImagePipeline", placed: Placed, plan: Plan, shape: tuple[int, ...], noise: RowNoise, initial: Tensor | None
+) -> Held | None:
+    """The frames that a run is given, where it takes any steps; `noise` stands before the initial noise."""
+    if plan.schedule is None:
+        return None
+    drawing = RowNoise.resumed(noise.state(), shape)
+    return placed.held(pipe.vae, pipe.device, drawing, shape, drawn=initial is None)
 
 
 def _beside(

@@ -67,11 +67,13 @@ class Finder:
 
     def _of_components(self, listing: Listing, components: Components) -> set[str]:
         from .families import family_of_class, titles  # which import every denoiser
+        from .other_classes import needs
 
         name = json_object(listing.peek(INDEX)).get("_class_name")
         family = family_of_class(str(name))
         if family is None:
-            raise ValueError(f"cannot load {listing.repository!r}, of diffusers' {name}; supported are {titles()}")
+            what = f"of diffusers' {name}{needs(str(name))}"
+            raise ValueError(f"cannot load {listing.repository!r}, {what}; supported are {titles()}")
         wanted = {INDEX}
         for component in components(family.layout):
             files = component_files(listing.names, component, self.variant)

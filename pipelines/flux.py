@@ -1,4 +1,4 @@
-"""FLUX.1 (dev, schnell).
+"""FLUX.1 (dev, schnell), and what Kontext shares with it.
 
 Source: diffusers' FluxPipeline and FluxImg2ImgPipeline.
 """
@@ -84,11 +84,8 @@ class FluxFamily(FlowFamily):
     def condition(
         self, encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
     ) -> Conditioning:
-        """T5's states of the second texts, and CLIP's pooled vector of the prompts."""
-        states = limited(encoders["t5"], request)(others.second)
-        pooled = encoders["clip"](prompts)
-        warnings = tuple(dict.fromkeys((*pooled.warnings, *states.warnings)))
-        return Conditioning(states=states.states, lengths=states.lengths, pooled=pooled.pooled, warnings=warnings)
+        """See `read_texts`."""
+        return read_texts(encoders, prompts, others, request)
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here."""
@@ -104,8 +101,13 @@ def load_flux(parts: Parts) -> ImagePipeline:
     Raises:
         FileNotFoundError: a component or a file is missing. ValueError: a file is damaged, or they do not fit together.
     """
+    return pipeline_of(parts, LAYOUT, FAMILY, FluxFamily)
+
+
+def pipeline_of(parts: Parts, layout: Layout, name: str, family: type[FluxFamily]) -> ImagePipeline:
+    """The pipeline of parts in `layout`, of a `family` called `name`. Errors as for `load_flux`."""
     config = parts.denoiser_config(FluxConfig.from_entries, FluxConfig.from_shapes)
-    scheduler = parts.scheduler_config(FlowMatchConfig.from_entries, SCHEDULERS[config.guided])
+    scheduler = _scheduler(parts, guided=config.guided)
     _check_widths(parts, config)
     denoiser = build_on_meta(lambda: FluxDenoiser(config))
     source = WeightSource.for_module(denoiser, parts.denoiser_files, flux_key_map())  # refuses a broken file first
@@ -114,8 +116,8 @@ def load_flux(parts: Parts) -> ImagePipeline:
     t5 = parts.encoder("t5", partial(load_t5, max_tokens=MAX_TOKENS[config.guided], pad_to_max=True, masked=False))
     denoiser.fill(source, device=parts.device, dtype=parts.dtype, block_device=parts.block_device)
     return ImagePipeline(
-        source=Source(family=FAMILY, name=parts.name, weights=parts.digests(LAYOUT)),
-        family=FluxFamily(scheduler=scheduler, guided=config.guided),
+        source=Source(family=name, name=parts.name, weights=parts.digests(layout)),
+        family=family(scheduler=scheduler, guided=config.guided),
         recipe=recipe(guided=config.guided, downsampling=vae.downsampling),
         denoiser=denoiser,
         encoders={"clip": clip, "t5": t5},
@@ -124,6 +126,25 @@ def load_flux(parts: Parts) -> ImagePipeline:
         device=parts.device,
         dtype=parts.dtype,
     )
+
+
+def read_texts(
+    encoders: Mapping[str, TextEncoder], prompts: Sequence[str], others: OtherTexts, request: Request
+) -> Conditioning:
+    """T5's states of the second texts, and CLIP's pooled vector of the prompts."""
+    states = limited(encoders["t5"], request)(others.second)
+    pooled = encoders["clip"](prompts)
+    warnings = tuple(dict.fromkeys((*pooled.warnings, *states.warnings)))
+    return Conditioning(states=states.states, lengths=states.lengths, pooled=pooled.pooled, warnings=warnings)
+
+
+def _scheduler(parts: Parts, *, guided: bool) -> FlowMatchConfig:
+    """That of the folder, unless a denoiser of the other kind, told a guidance value or not, took the place of its own:
+    dev's sigmas depend on the size, schnell's do not."""
+    usual = SCHEDULERS[guided]
+    found = parts.scheduler_config(FlowMatchConfig.from_entries, usual)
+    is_its_own = parts.folder is None or parts.denoiser.is_relative_to(parts.folder)
+    return found if is_its_own or found.use_dynamic_shifting == usual.use_dynamic_shifting else usual
 
 
 def _check_widths(parts: Parts, config: FluxConfig) -> None:

@@ -7,7 +7,6 @@ frame but the first), H W pixels, h w latent cells, Lp picture states, Dv their 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -18,7 +17,7 @@ from ..vae.base import Autoencoder, VideoAutoencoder
 from ..vae.frames import check_frames, next_frames
 from .family import Family
 from .finite import NonFiniteError, is_finite
-from .pictures import opened, read_lists, resized, size_text, spread_count
+from .pictures import opened, opened_clips, read_lists, resized, size_text, spread_count
 from .plan import Plan
 from .request import Request
 
@@ -46,12 +45,12 @@ class Shown:
         kinds = [*dict.fromkeys(pairs)]
         first, last = [self.first[i] for i, _ in kinds], [self.last[i] for _, i in kinds] if self.last else []
         return Fitted(
-            first=_at_size(first, size),
-            last=_at_size(last, size) if last else None,
+            first=at_size(first, size),
+            last=at_size(last, size) if last else None,
             pictures=tuple(zip(first, last, strict=True)) if last else tuple((each,) for each in first),
             rows=tuple(kinds.index(pair) for pair in pairs),
             num_frames=1 + (plan.latent_frames - 1) * group,
-            warnings=(*_stretched("image", self.first, size), *_stretched("last_image", self.last, size)),
+            warnings=(*stretched("image", self.first, size), *stretched("last_image", self.last, size)),
         )
 
 
@@ -183,8 +182,8 @@ def read_shown(request: Request, looking: Looking | None) -> Shown | None:
     if request.image is None:
         return None
     counts = (request.num_prompts, request.num_images_per_prompt)
-    first = _pictures(request.image, "image")
-    last = () if request.last_image is None else _pictures(request.last_image, "last_image")
+    first = single_pictures(request.image, "image")
+    last = () if request.last_image is None else single_pictures(request.last_image, "last_image")
     return Shown(
         first=first,
         last=last,
@@ -227,12 +226,8 @@ def with_frames(request: Request) -> Request:
     Raises:
         ValueError, FileNotFoundError: no file of a clip.
     """
-    from .clips import read_clip
-
-    video = request.video
-    if isinstance(video, str | Path):
-        return dataclasses.replace(request, video=read_clip(video).frames)
-    return dataclasses.replace(request, video=opened(video)) if isinstance(video, list | tuple) else request
+    video = opened_clips(request.video)
+    return request if video is request.video else dataclasses.replace(request, video=video)
 
 
 def makes_clips(family: Family) -> bool:
@@ -258,20 +253,21 @@ def _check_last(num_frames: int, group: int) -> None:
         raise ValueError(f"last_image: a clip of 1 frame ends where it begins; num_frames must be at least {1 + group}")
 
 
-def _pictures(given: object, name: str) -> tuple[Tensor, ...]:
+def single_pictures(given: object, name: str) -> tuple[Tensor, ...]:
+    """Pictures [3, H, W] in 0..1, of any sizes, none of them in a list of its own. Errors as for `read_lists`."""
     lists = read_lists(given, name)  # pyright: ignore[reportArgumentType] (checked there)
     if len(lists) > 1:
         raise ValueError(f"{name} holds lists of pictures; it takes one picture, or one for each prompt or clip")
     return lists[0]
 
 
-def _at_size(pictures: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
+def at_size(pictures: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
     """[K, 3, 1, H, W] in -1..1."""
     same = [each if (each.shape[2], each.shape[1]) == size else resized(each, *size) for each in pictures]
     return torch.stack(same)[:, :, None] * 2 - 1
 
 
-def _stretched(name: str, pictures: Sequence[Tensor], size: tuple[int, int]) -> list[str]:
+def stretched(name: str, pictures: Sequence[Tensor], size: tuple[int, int]) -> list[str]:
     """What is not seen at the size that it was given in, a line each."""
     found = dict.fromkeys(size_text(each) for each in pictures)
     return [f"{name}: {each} is resized to {size[0]}x{size[1]}" for each in found if each != f"{size[0]}x{size[1]}"]

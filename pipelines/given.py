@@ -17,7 +17,8 @@ _PATHS = (str, Path)
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """As `calotype.load` takes them; None where the source has the part.
+    """As `calotype.load` takes them; None where the source has the part. `family` says what the source is, where
+    nothing in it tells.
 
     Raises:
         ValueError: something that is no part.
@@ -27,8 +28,11 @@ class Given:
     encoders: EncoderSources | None = None
     tokenizers: TokenizerSources | None = None
     vae: PartSource | Autoencoder | None = None
+    family: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.family), str | None):
+            raise ValueError(f"family is of type {type(self.family).__name__}; it must be a name")
         if not isinstance(cast(object, self.denoiser), (*_PATHS, type(None))):
             raise ValueError(
                 f"denoiser is of type {type(self.denoiser).__name__}; it must be a file, a folder or a hub id (a "

@@ -33,6 +33,7 @@ from .ends import Ends, FlowEnds
 from .family import Family, PlainFamily
 from .frame_stream import check_streams, streamed_frames
 from .frames import Looking
+from .held_walk import HeldWalk
 from .inpaint import MaskReader
 from .origin import Origin
 from .placement import device_named, dtype_named
@@ -236,7 +237,8 @@ class ImagePipeline:
 
     def _steps(self, encoded: Encoded, resume: State | None, cancel: Event | None) -> Iterator[ImageStep]:
         """As `denoise`, but no weights are looked at where values are not finite."""
-        kind = Walk if chunks_of(self.denoiser) is None else CausalWalk
+        whole = Walk if encoded.held is None else HeldWalk
+        kind = whole if chunks_of(self.denoiser) is None else CausalWalk
         walk = kind(
             denoiser=self.denoiser,
             attention=self.attention,

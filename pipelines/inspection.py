@@ -3,6 +3,7 @@
 Legend: S pixels a side.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ..language.checkpoints import ModelSource, model_config, model_weights
 from ..language.config import LanguageModelConfig
 from ..language.gguf_config import gguf_config
 from ..vae.kl_keys import PREFIXES as AUTOENCODER_PREFIXES
+from .families import alike
 from .finder import Finder
 from .folders import CONFIG, entries_of, is_diffusers
 from .gather import Gathered, gather
@@ -56,12 +58,14 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """A model. `missing` says what it needs besides, and how that is given. `load` and `run` are bytes of memory by the
-    dtype that it is loaded in, `run` an estimate whose basis is `estimate`; empty where there is none."""
+    """A model. `others` are families that it may be of as well, as nothing in it tells. `missing` says what it needs
+    besides, and how that is given. `load` and `run` are bytes of memory by the dtype that it is loaded in, `run` an
+    estimate whose basis is `estimate`; empty where there is none."""
 
     path: str
     kind: str
     family: str
+    others: tuple[str, ...]
     components: tuple[Component, ...]
     missing: tuple[str, ...]
     load: Mapping[str, int]
@@ -98,6 +102,7 @@ def inspect_model(source: str | Path) -> Inspection:
 
 def _picture_model(path: Path) -> Inspection:
     found = gather(path, family_of(path, Given()), Given(), Finder())
+    others = () if is_diffusers(path) else tuple(family.title for family in alike(found.family))
     layout = found.family.layout
     files: dict[str, Files] = {}
     if found.denoiser is not None:
@@ -112,7 +117,8 @@ def _picture_model(path: Path) -> Inspection:
         "a folder in diffusers' layout" if is_diffusers(path) else "a denoiser's folder" if path.is_dir() else "a file"
     )
     values, estimate = _activations(found)
-    return _inspection(path, kind, found.family.title, files, missing=found.missing, values=values, estimate=estimate)
+    told = _inspection(path, kind, found.family.title, files, missing=found.missing, values=values, estimate=estimate)
+    return dataclasses.replace(told, others=others)
 
 
 def _language_model(path: Path, kind: str, config: LanguageModelConfig, files: Files) -> Inspection:
@@ -140,6 +146,7 @@ def _inspection(
         path=str(path),
         kind=kind,
         family=family,
+        others=(),
         components=tuple(_component(name, part) for name, part in tensors.items()),
         missing=missing,
         load={_name(dtype): size + largest * dtype.itemsize for dtype, size in weights.items()},

@@ -22,6 +22,7 @@ BUNDLED = "plate"
 def load(
     source: str | Path | None = None,
     *,
+    family: str | None = None,
     denoiser: PartSource | None = None,
     encoders: EncoderSources | None = None,
     vae: PartSource | Autoencoder | None = None,
@@ -50,6 +51,9 @@ def load(
     come from, unless they are given. Encoders and autoencoders may be those of another pipeline;
     they stay where and as they are.
 
+    `family` says what a file or a component's folder is ("Qwen-Image-Edit", "FLUX.1 Kontext") where nothing in it tells
+    that from another family: `calotype inspect` lists them. A name that speaks for one of these is refused without.
+
     `device`: default the CPU. `dtype` of the weights: default float32; float8 and GGUF's formats are turned into it.
     `attention`: a backend or its name, or a selector; default the fastest that takes each call. "sliding_tile" (clips
     of Wan and LTX-Video) and "blocked_bfloat16" are approximations, see `core.attention.approximate`.
@@ -63,7 +67,7 @@ def load(
         they are given) or do not fit together, a damaged file. Headers and sizes of all files are looked at first.
         FileNotFoundError: no such file or folder, or a part of it is missing.
     """
-    given = Given(denoiser=denoiser, encoders=encoders, tokenizers=tokenizers, vae=vae)
+    given = Given(denoiser=denoiser, encoders=encoders, tokenizers=tokenizers, vae=vae, family=family)
     finder = Finder(revision=revision, variant=variant, token=token, local_files_only=local_files_only)
     path = _bundled_or(source, given, finder)
     plain = is_plate(path)

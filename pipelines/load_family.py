@@ -1,6 +1,7 @@
 """Folders and files of all families but the bundled model's, from a path to a pipeline."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +14,7 @@ from ..core.json_file import json_object
 from ..core.naming import naming
 from ..denoisers.unet import NO_BLOCKS
 from ..language.checkpoints import ModelSource
-from .families import FolderFamily, family_of_folder, titles
+from .families import FolderFamily, alike, family_named, family_of_folder, titles
 from .finder import SINGLE, Finder
 from .folders import CONFIG, is_diffusers
 from .gather import gather
@@ -22,7 +23,7 @@ from .image import ImagePipeline
 from .load import BUNDLED
 from .origin import origin_of
 from .parts import Offload, Parts
-from .recognise import recognise
+from .recognise import check_denoiser, recognise
 
 PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
 
@@ -40,6 +41,8 @@ def load_family(
 ) -> ImagePipeline:
     """The pipeline of a folder or a file, which is called `name`. Arguments and errors as for `load`."""
     family = family_of(path, given)
+    if given.family is None and not is_diffusers(path):
+        _check_name(path, family)
     chosen = _offload(offload, family)
     places = gather(path, family, given, dataclasses.replace(finder, revision=None)).places()
     parts = Parts(**vars(places), name=name, device=device, dtype=dtype, attention=attention, offload=chosen)
@@ -58,15 +61,38 @@ def family_of(path: Path, given: Given) -> FolderFamily:
     """The family of a folder in diffusers' layout, or of a denoiser in a file or a component's folder.
 
     Raises:
-        FileNotFoundError, ValueError: it has none, or cannot be told from it.
+        FileNotFoundError, ValueError: it has none, or cannot be told from it, or is not the one that is given.
     """
+    asked = None if given.family is None else family_named(given.family)
     if is_diffusers(path):
-        return family_of_folder(path)
+        found = family_of_folder(path)
+        if asked not in (None, found):
+            raise ValueError(f"family is {given.family!r}; {path} says that it is {found.title}")
+        return found
     _refuse_other_files(path)
     if given.denoiser is not None:
         raise ValueError(f"denoiser: {path} is one already; give a folder in diffusers' layout to replace its denoiser")
+    if asked is not None:
+        check_denoiser(path, None, asked)
+        return asked
     with naming(f"cannot load {str(path)!r}"):
         return recognise(weights_files(path))
+
+
+def _check_name(path: Path, family: FolderFamily) -> None:
+    """Makes sure that a file or folder whose contents may be of several families is not named as one of the others.
+
+    Raises:
+        ValueError: it is; the message says how to tell which it is.
+    """
+    others = alike(family)
+    said = set(re.findall(r"[a-z0-9]+", path.name.lower())) & {each.word for each in others}
+    if said:
+        titled = ", ".join(repr(each.title) for each in (family, *others))
+        raise ValueError(
+            f"cannot load {str(path)!r}: its name says {', '.join(map(repr, sorted(said)))}, but nothing in it tells "
+            f"what it is; say it by family=, one of {titled}"
+        )
 
 
 def _offload(offload: str | None, family: FolderFamily) -> Offload:

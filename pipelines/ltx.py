@@ -2,11 +2,12 @@
 
 Where a clip has no whole number of groups of frames after its first, the rest of the last one is cut off. Models from
 0.9.5 on are told that the first latent frame stands for one frame, read texts whose padding the encoder does not see,
-and take steps by a rule of their own; of what their pipeline takes, a first picture is all that can be given here.
-Distilled models are known by their names: they were made for eight noise levels, without guidance.
+and take steps by a rule of their own. Their clips show pictures and clips at any frames, of which a first picture is
+one, and start from other clips. Distilled models are known by their names: they were made for eight noise levels,
+without guidance.
 
-Source: diffusers' LTXPipeline, LTXImageToVideoPipeline and, for text alone, LTXConditionPipeline; for what models were
-made for, Lightricks' configs.
+Source: diffusers' LTXPipeline, LTXImageToVideoPipeline and LTXConditionPipeline; for what models were made for,
+Lightricks' configs.
 """
 
 import dataclasses
@@ -35,6 +36,7 @@ from ..schedulers.flow_match import FlowMatchConfig, flow_match_schedule
 from ..vae.base import Autoencoder
 from ..vae.ltx import LTXAutoencoder, load_ltx_vae, load_ltx_vae_file
 from .base import Source
+from .conditions import Condition
 from .distilled import check_not_told
 from .family import COMMON, OF_CLIPS, STARTING, guidance_rescale, guidance_scale, num_steps
 from .flow import size_shifted_schedule
@@ -42,6 +44,7 @@ from .folders import NAME, check_entries
 from .frames import FirstLatents, frames_in_group
 from .image import ImagePipeline
 from .parts import ClipSize, Layout, Parts
+from .placing import Placing
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_text, conditioning_given, conditioning_of, limited, options_given
@@ -77,6 +80,9 @@ DECODING = TimedDecoding(time=0.05, noise_scale=0.025)
 WIDTH, HEIGHT, LARGEST = 704, 512, 4096
 FRAMES, FRAME_RATE, FASTEST = 161, 25, 1000
 DECODE = ("decode_timestep", "decode_noise_scale")
+LATER_TAKE = frozenset(("conditions", "image_cond_noise_scale", "video", "strength"))
+CONDITION_NOISE = 0.15
+"""`image_cond_noise_scale` where it is not given, as the reference has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,17 +102,18 @@ class LTXFamily:
 
     @property
     def arguments(self) -> frozenset[str]:
-        """All common ones but those for starting from a picture, and these."""
+        """All common ones but those for starting from a picture, and these; later models start from clips as well."""
         own = {"image", "frame_rate", "max_sequence_length", "guidance_rescale"}
+        own |= LATER_TAKE if self.later else set[str]()
         return (COMMON - STARTING) | OF_CLIPS | own | (set(DECODE) if self.told_time else set())
 
     @property
     def draws_posterior(self) -> bool:
-        """As the reference does."""
-        return True
+        """No: the reference is given the latents that a clip starts from."""
+        return False
 
     def check(self, request: Request) -> None:
-        """Numbers that make sense; there is no value to be told; whole conditioning."""
+        """Numbers that make sense, and go with what else is given; there is no value to be told; whole conditioning."""
         check_text(request, longest=LONGEST)
         check_not_told(request)
         rate = request.frame_rate
@@ -116,6 +123,8 @@ class LTXFamily:
             value = vars(request)[name]
             if value is not None and not (is_number(value) and 0 <= value <= 1):
                 raise ValueError(f"{name} is {value!r}; it must be from 0 to 1")
+        if request.strength is not None and request.video is None:
+            raise ValueError("strength: it needs a video to start from; a picture's is that of its calotype.Condition")
         given = conditioning_given(request)
         if given and rate is not None:
             raise ValueError("frame_rate: conditioning is given, which says it already; give one of the two")
@@ -123,9 +132,9 @@ class LTXFamily:
             raise ValueError(f"conditioning: this model reads time_ids of {NUM_PLACES} numbers")
 
     def guidance(self, request: Request, recipe: Recipe) -> Guidance:
-        """u + scale (c - u), or c alone; frames that are known are kept."""
+        """u + scale (c - u), or c alone; a first frame that is known is kept (by later models' runs: see `placing`)."""
         chosen = self._guidance(request, recipe)
-        begins = request.image is not None and not isinstance(chosen, FirstFramesKept)
+        begins = request.image is not None and not self.later and not isinstance(chosen, FirstFramesKept)
         return FirstFramesKept(chosen) if begins else chosen
 
     def _guidance(self, request: Request, recipe: Recipe) -> Guidance:
@@ -159,6 +168,15 @@ class LTXFamily:
         places = torch.tensor([[tick, pixels, pixels, *ticks]] * len(prompts), device=told.states.device)
         return dataclasses.replace(told, time_ids=places)
 
+    def placing(self, request: Request) -> Placing | None:
+        """What is given; a picture that clips of later models begin with is a condition at their first frame."""
+        named = [(f"conditions[{n}]", condition) for n, condition in enumerate(request.given_conditions)]
+        if self.later and request.image is not None:
+            named = [("image", Condition(image=request.image))]
+        scale = request.image_cond_noise_scale
+        noise_scale = CONDITION_NOISE if scale is None else float(scale)
+        return Placing(conditions=named, noise_scale=noise_scale) if named else None
+
     def index(self) -> Mapping[str, Any]:
         """See `IndexedFamily`."""
         return {"_class_name": LATER if self.later else FIRST}
@@ -173,8 +191,10 @@ class LTXFamily:
         return TimedDecoding(time=float(time), noise_scale=float(time if share is None else share))
 
     def described(self, request: Request) -> Mapping[str, Any]:
-        """The numbers that are given."""
-        return options_given(request, "max_sequence_length", "frame_rate", *DECODE)
+        """The numbers that are given, and where what is shown goes."""
+        numbers = options_given(request, "max_sequence_length", "frame_rate", "image_cond_noise_scale", *DECODE)
+        conditions = [each.described() for each in request.given_conditions]
+        return {**numbers, **({"conditions": conditions} if conditions else {})}
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What the user should know about the arguments."""
@@ -222,7 +242,7 @@ def load_ltx(parts: Parts) -> ImagePipeline:
         encoders={"t5": t5},
         vae=vae,
         attention=parts.attention,
-        looking=FirstLatents(draws=True),
+        looking=None if later else FirstLatents(draws=True),
         device=parts.device,
         dtype=parts.dtype,
     )

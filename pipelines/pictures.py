@@ -76,6 +76,14 @@ def opened(pictures: _G) -> _G:
     return pictures
 
 
+def opened_clips(clips: _G) -> _G:
+    """The same, with the frames of a clip in place of its file, or of files of single frames. Errors as for `read_clip`
+    and `open_image`."""
+    from .clips import read_clip
+
+    return cast(_G, read_clip(clips).frames) if isinstance(clips, str | Path) else opened(clips)
+
+
 def resized(picture: Tensor, width: int, height: int) -> Tensor:
     """A picture [3, H, W] in 0..1 at another size, by Lanczos on 8 bits as image processors do it."""
     from PIL.Image import Resampling

@@ -146,7 +146,7 @@ def make_plan(
         warnings=(
             *_cut_frames(num_frames, made_frames),
             *(() if chunks is None else given_warnings(num_given, chunks, group)),
-            *_warnings(request, guidance),
+            *_warnings(request, family, guidance),
             *family.warnings(request),
             *(() if references is None else references.warnings),
         ),
@@ -291,11 +291,12 @@ def _cut_frames(num_frames: int, made_frames: int) -> tuple[str, ...]:
     return (f"num_frames {num_frames}: the model makes {made_frames}, of which the first {num_frames} are returned",)
 
 
-def _warnings(request: Request, guidance: Guidance) -> tuple[str, ...]:
+def _warnings(request: Request, family: Family, guidance: Guidance) -> tuple[str, ...]:
     warnings: list[str] = []
     says_no = any(request.negative_prompts) or not request.other_negatives.are_empty
     if says_no and not guidance.needs_negative:
-        warnings.append("negative_prompt has no effect: this guidance makes no unconditional pass")
+        asked_by = "; true_cfg_scale over 1 asks for one" if "true_cfg_scale" in family.arguments else ""
+        warnings.append(f"negative_prompt has no effect: this guidance makes no unconditional pass{asked_by}")
     for generator in used_generators(request):
         seed = generator.initial_seed()
         warnings.append(f"the generator of seed {seed} had been drawn from: that seed alone makes another picture")

@@ -3,7 +3,7 @@
 The denoiser reads the latents of a large copy of each picture; the language model sees the same copy, or in Plus a
 small one.
 
-Source: diffusers' QwenImageEditPipeline and QwenImageEditPlusPipeline.
+Source: diffusers' QwenImageEditPipeline, QwenImageEditInpaintPipeline and QwenImageEditPlusPipeline.
 
 Legend: H W pixels.
 """
@@ -21,7 +21,7 @@ from ..denoisers.qwen_image import EDIT_MARKS, MARKS, PATCH
 from ..encoders.base import TextEncoder
 from ..encoders.in_files import QWEN2_5_VL
 from ..encoders.vision_language import Positions, VisionLanguageEncoder, load_vision_language_encoder
-from .edit import Pictures
+from .edit import Pictures, check_count
 from .family import COMMON
 from .image import ImagePipeline
 from .parts import Layout, Parts
@@ -40,7 +40,9 @@ LAYOUT = Layout(
     marks=EDIT_MARKS,
     inside={"llm": (QWEN2_5_VL,)},
 )
-FIRST_LAYOUT = dataclasses.replace(LAYOUT, classes=("QwenImageEditPipeline",), marks=MARKS)
+FIRST_LAYOUT = dataclasses.replace(
+    LAYOUT, classes=("QwenImageEditPipeline", "QwenImageEditInpaintPipeline"), marks=MARKS
+)
 """Its files cannot be told from Qwen-Image's."""
 MULTIPLE = 32  # of the sides of what is read
 LARGEST_RATIO = 100
@@ -79,11 +81,8 @@ class QwenImageEditing:
 
     def size(self, pictures: Pictures) -> tuple[int, int]:
         """In the last picture's ratio. ValueError for more pictures than the model looks at."""
-        if self.most is not None and len(pictures) > self.most:
-            raise ValueError(
-                f"image holds {len(pictures)} pictures for a prompt; this model looks at {self.most} (one for each "
-                "prompt is given as [[a], [b]])"
-            )
+        if self.most is not None:
+            check_count(pictures, self.most)
         width, height = _sides(self.made, pictures[-1])
         return width - width % self.multiple, height - height % self.multiple
 

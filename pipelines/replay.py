@@ -1,7 +1,7 @@
 """Making a picture or a clip again from the manifest in its file, and saying how close the two are."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +17,7 @@ from ..schedulers import Sampler, sampler_classes
 from .causal import causal
 from .chunked import chunks_of
 from .clips import LOSSY_CLIPS, Clip, read_clip, save_clip
+from .conditions import Condition, conditions_again
 from .family import COMMON
 from .files import as_jpeg, is_lossy_webp, open_image, read_manifest, save_image
 from .load import load
@@ -75,13 +76,14 @@ def replay(
     mask_image: "Pictures | None" = None,
     last_image: "Pictures | None" = None,
     video: "Clips | None" = None,
+    conditions: "Sequence[Pictures | Clips] | None" = None,
     pipeline: "ImagePipeline | None" = None,
     progress: bool = False,
 ) -> Replay:
     """Runs the manifest of a picture or a clip again and compares the pixels.
 
     `image`, `mask_image`, `last_image` and `video`: the inputs of a run that was given some, the very same, one or
-    several in their order (digests are checked).
+    several in their order (digests are checked); `conditions`: the pictures and clips of its conditions.
     `pipeline`: run on this one; default is to load the model that the manifest names, with the chunks that its clip was
     made by. `progress`: a bar on stderr.
 
@@ -94,7 +96,9 @@ def replay(
     kind = _StoredPicture if manifest.frames is None else _StoredClip
     stored = kind.read(manifest, Path(path))
     image, mask_image, last_image = opened(image), opened(mask_image), opened(last_image)
-    arguments = Arguments.of(manifest, image=image, mask_image=mask_image, last_image=last_image, video=video)
+    arguments = Arguments.of(
+        manifest, image=image, mask_image=mask_image, last_image=last_image, video=video, conditions=conditions
+    )
     return stored.compared(arguments.run(_with_chunks(pipeline, manifest), progress=progress))
 
 
@@ -180,7 +184,7 @@ class Arguments:
     manifest: Manifest
     sampler: Sampler
     guidance: Guidance
-    inputs: "Mapping[str, Pictures | PictureLists | Clips]"
+    inputs: "Mapping[str, Pictures | PictureLists | Clips | Sequence[Condition]]"
 
     @classmethod
     def of(
@@ -191,11 +195,14 @@ class Arguments:
         mask_image: "Pictures | None",
         last_image: "Pictures | None" = None,
         video: "Clips | None" = None,
+        conditions: "Sequence[Pictures | Clips] | None" = None,
     ) -> "Arguments":
         """Checks that everything is there, before anything is loaded."""
         clip = read_clip(video).frames if isinstance(video, str | Path) else video
+        shown = None if conditions is None else conditions_again(manifest.extra, conditions)
         given = {"image": image, "mask_image": mask_image, "last_image": last_image, "video": clip}
-        _check_inputs(manifest, given)
+        _check_inputs(manifest, {**given, "conditions": None if shown is None else [each.shown for each in shown]})
+        given = {**given, "conditions": shown}
         return cls(
             manifest=manifest,
             sampler=cast(Sampler, rebuild(manifest.sampler, sampler_classes())),
@@ -225,12 +232,12 @@ class Arguments:
 
 
 def _extra(manifest: Manifest, used: Collection[str], each: int) -> dict[str, Plain]:
-    """The arguments of the family alone; texts have an entry per picture.
+    """The arguments of the family alone, but for what is given again; texts have an entry per picture.
 
     Raises:
         ValueError: one that the family does not use.
     """
-    found = dict(manifest.extra or {})
+    found = {name: value for name, value in (manifest.extra or {}).items() if name != "conditions"}
     for name, value in found.items():
         if name in COMMON or name not in used:
             raise ValueError(f"not a manifest of this family: extra holds {name!r}")

@@ -12,6 +12,7 @@ from ..denoisers.guidance import Guidance
 from ..language.expansion import PromptExpander
 from ..schedulers.base import Sampler, Schedule
 from .arguments import ImageArguments, check_names
+from .conditions import Condition
 from .request_checks import check_request
 from .result import OutputType
 from .texts import OTHER_NEGATIVES, OTHERS, OtherTexts, per_prompt
@@ -26,6 +27,7 @@ _NUMBERS = (
     "max_sequence_length",
     *("cfg_normalization", "cfg_truncation", "clip_skip", "original_size", "target_size", "crops_coords_top_left"),
     *("aesthetic_score", "denoising_start", "denoising_end", "frame_rate", "decode_timestep", "decode_noise_scale"),
+    "image_cond_noise_scale",
 )
 
 
@@ -62,6 +64,8 @@ class Request:
     - `video`: a clip to start from, with `strength`: its frames in a list, an array [F, H, W, 3], a tensor [F, 3, H, W]
       or a file; or a list of such clips. Where clips are made chunk by chunk it is what they go on from: its frames are
       among `num_frames`, and come first in the result as they are.
+    - `conditions`: pictures and clips that clips show at given frames (`Condition`), one or several; `image` is one at
+      the first frame. `image_cond_noise_scale`: how much noise is added at each step to those of strength 1.
     - `mask_image`: white (over a half) is painted anew, black keeps the image's pixels exactly. Same size as the image.
     - `latents` [N, C, F, h, w] or [N, C, h, w]: standard normal initial noise instead of drawing it.
     - `sigmas`: falling noise levels, or `schedule`, an object; `sampler`: an object or a name.
@@ -96,6 +100,8 @@ class Request:
     image: "Pictures | PictureLists | None" = None
     last_image: "Pictures | None" = None
     video: "Clips | None" = None
+    conditions: Condition | Sequence[Condition] | None = None
+    image_cond_noise_scale: float | None = None
     mask_image: "Pictures | None" = None
     strength: float | None = None
     max_sequence_length: int | None = None
@@ -187,6 +193,12 @@ class Request:
         """`conditioning` as a `Prompt`."""
         given = self.conditioning
         return Prompt(positive=given) if isinstance(given, Conditioning) else given
+
+    @property
+    def given_conditions(self) -> tuple[Condition, ...]:
+        """All that are given."""
+        given = self.conditions
+        return () if given is None else (given,) if isinstance(given, Condition) else tuple(given)
 
     @property
     def generators(self) -> tuple[torch.Generator, ...] | None:

@@ -11,6 +11,7 @@ from ..denoisers.guidance import Guidance
 from ..language.expansion import PromptExpander
 from ..schedulers.base import Sampler, Schedule
 from .checks import check_conditioning
+from .conditions import Condition
 from .result import OUTPUT_TYPES
 from .texts import OTHER_NEGATIVES, OTHERS
 from .values import is_instance, is_int, is_number, kind
@@ -136,6 +137,27 @@ def _check_start(request: "Request") -> None:
         raise ValueError(f"strength is {strength!r}; it must be from 0 to 1")
 
 
+def _check_conditions(request: "Request") -> None:
+    """Pictures and clips at frames."""
+    given, scale = cast(object, request.conditions), request.image_cond_noise_scale
+    if scale is not None and not (is_number(scale) and scale >= 0):
+        raise ValueError(f"image_cond_noise_scale is {scale!r}; it must be a number from 0 on")
+    if given is None and scale is not None and request.image is None:
+        raise ValueError("image_cond_noise_scale: it is noise of what clips show; give image or conditions as well")
+    if given is None:
+        return
+    each = cast(Sequence[object], given) if isinstance(given, list | tuple) else (given,)
+    if not each:
+        raise ValueError("conditions is an empty list; it takes at least one calotype.Condition")
+    for item in each:
+        if not isinstance(item, Condition):
+            raise ValueError(
+                f"conditions holds a {kind(item)}; it takes calotype.Condition(image=...), with a frame_index"
+            )
+    if request.image is not None:
+        raise ValueError("image and conditions: image is a condition at frame 0; give one of the two")
+
+
 def _check_seeds(request: "Request") -> None:
     given, seed, count = cast(object, request.generator), request.seed, request.num_images
     if not (given is None or isinstance(given, torch.Generator | Sequence)):
@@ -218,6 +240,7 @@ _CHECKS: "tuple[Callable[[Request], None], ...]" = (
     _check_expand,
     _check_guidance,
     _check_start,
+    _check_conditions,
     _check_seeds,
     _check_generators,
     _check_schedule,

@@ -22,6 +22,7 @@ def manifest_of_run(pipe: "ImagePipeline", request: Request, plan: Plan) -> Mani
     """What a pipeline made of a request, by its plan."""
     given = request.given_conditioning
     inputs: dict[str, object] = {name: vars(request)[name] for name in INPUTS}
+    inputs["conditions"] = [each.shown for each in request.given_conditions] or None
     inputs["conditioning"] = None if given is None else prompt_tensors(given)
     inputs["generator"] = [each.get_state() for each in used_generators(request)] or None
     extra = dict(pipe.family.described(request))
@@ -66,10 +67,11 @@ def prompt_tensors(prompt: Prompt) -> list[Tensor]:
 
 
 def _task(pipe: "ImagePipeline", request: Request, plan: Plan) -> Task:
-    if request.video is not None:
+    if request.video is not None or any(each.video is not None for each in request.given_conditions):
         return "video-to-video"
     if plan.is_clip:
-        return "text-to-video" if request.image is None else "image-to-video"
+        shows = request.image is not None or request.given_conditions
+        return "image-to-video" if shows else "text-to-video"
     if request.mask_image is not None:
         return "inpaint"
     if request.image is None:

@@ -29,9 +29,9 @@ from ..vae.kl import load_kl
 from ..vae.kl_config import SD_1
 from ..vae.kl_shapes import load_kl_like
 from .base import Source
-from .discrete import DiscreteFamily, DiscreteScheduler, ScaledGuidance, mask_reader, scheduler_of
+from .discrete import DiscreteFamily, DiscreteScheduler, ScaledGuidance, mask_reader, scheduler_of, unet_recipe
 from .family import COMMON
-from .few_steps import BETAS, FewSteps
+from .few_steps import BETAS
 from .folders import check_entries
 from .image import ImagePipeline
 from .parts import Layout, Parts
@@ -43,12 +43,16 @@ from .texts import OtherTexts
 FAMILY = "sd"
 MAX_TOKENS = 77
 DEFAULT_CELLS = 64  # latent cells a side of a picture whose size is not given, where the UNet's config has none
+DEFAULTS = Recipe(
+    max_size=8, num_inference_steps=50, guidance_scale=7.5, strength=0.8, inpaint_strength=1.0
+)  # diffusers'; the largest size in sides of the usual one
 LAYOUT = Layout(
     classes=(
         "StableDiffusionPipeline",
         "StableDiffusionImg2ImgPipeline",
         "StableDiffusionInpaintPipeline",
         "LatentConsistencyModelPipeline",
+        "LatentConsistencyModelImg2ImgPipeline",
     ),
     denoiser="unet",
     encoders={"clip": "text_encoder"},
@@ -120,7 +124,9 @@ def load_sd(parts: Parts) -> ImagePipeline:
         family=SDFamily(scheduler=scheduler, guide=ScaledGuidance(told=config.time_cond_proj_dim is not None, few=few)),
         ends=scheduler.ends,
         masking=masking,
-        recipe=recipe(config, scheduler, few, downsampling=vae.downsampling),
+        recipe=unet_recipe(
+            DEFAULTS, config.sample_size or DEFAULT_CELLS, scheduler, few, downsampling=vae.downsampling
+        ),
         denoiser=denoiser,
         encoders={"clip": clip},
         vae=vae,
@@ -128,26 +134,6 @@ def load_sd(parts: Parts) -> ImagePipeline:
         device=parts.device,
         dtype=parts.dtype,
     )
-
-
-def recipe(
-    config: UNetConfig, scheduler: DiscreteScheduler, few: FewSteps | None = None, *, downsampling: int
-) -> Recipe:
-    """diffusers' defaults, or what a distilled model was made for; `downsampling` is the autoencoder's."""
-    side = (config.sample_size or DEFAULT_CELLS) * downsampling
-    general = Recipe(
-        width=side,
-        height=side,
-        size_multiple=downsampling,
-        min_size=downsampling,
-        max_size=8 * side,
-        num_inference_steps=50,
-        guidance_scale=7.5,
-        sampler=scheduler.sampler,
-        strength=0.8,
-        inpaint_strength=1.0,
-    )
-    return general if few is None else few.recipe(general, downsampling)
 
 
 def _config(parts: Parts) -> UNetConfig:

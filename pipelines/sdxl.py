@@ -27,9 +27,9 @@ from ..vae.kl import load_kl
 from ..vae.kl_config import SDXL
 from ..vae.kl_shapes import load_kl_like
 from .base import Source
-from .discrete import DiscreteFamily, DiscreteScheduler, ScaledGuidance, mask_reader, scheduler_of
+from .discrete import DiscreteFamily, DiscreteScheduler, ScaledGuidance, mask_reader, scheduler_of, unet_recipe
 from .family import COMMON
-from .few_steps import BETAS, FewSteps
+from .few_steps import BETAS
 from .folders import check_entries, config_of
 from .image import ImagePipeline
 from .parts import Layout, Parts
@@ -42,6 +42,9 @@ from .values import is_int, is_number
 FAMILY = "sdxl"
 MAX_TOKENS = 77
 DEFAULT_CELLS = 128  # latent cells a side of a picture whose size is not given, where the UNet's config has none
+DEFAULTS = Recipe(
+    max_size=4, num_inference_steps=50, guidance_scale=5.0, strength=0.3, inpaint_strength=0.9999
+)  # diffusers'; the largest size in sides of the usual one
 AESTHETIC_SCORE, NEGATIVE_AESTHETIC_SCORE = 6.0, 2.5
 NUM_TIME_IDS = {True: 5, False: 6}  # by whether the model is told a score (the refiner) or a target size
 PAIRS = ("original_size", "target_size", "crops_coords_top_left")
@@ -176,7 +179,9 @@ def load_sdxl(parts: Parts) -> ImagePipeline:
         family=family,
         ends=scheduler.ends,
         masking=masking,
-        recipe=recipe(config, scheduler, few, downsampling=vae.downsampling),
+        recipe=unet_recipe(
+            DEFAULTS, config.sample_size or DEFAULT_CELLS, scheduler, few, downsampling=vae.downsampling
+        ),
         denoiser=denoiser,
         encoders=encoders,
         vae=vae,
@@ -184,26 +189,6 @@ def load_sdxl(parts: Parts) -> ImagePipeline:
         device=parts.device,
         dtype=parts.dtype,
     )
-
-
-def recipe(
-    config: UNetConfig, scheduler: DiscreteScheduler, few: FewSteps | None = None, *, downsampling: int
-) -> Recipe:
-    """diffusers' defaults, or what a distilled model was made for; `downsampling` is the autoencoder's."""
-    side = (config.sample_size or DEFAULT_CELLS) * downsampling
-    general = Recipe(
-        width=side,
-        height=side,
-        size_multiple=downsampling,
-        min_size=downsampling,
-        max_size=4 * side,
-        num_inference_steps=50,
-        guidance_scale=5.0,
-        sampler=scheduler.sampler,
-        strength=0.3,
-        inpaint_strength=0.9999,
-    )
-    return general if few is None else few.recipe(general, downsampling)
 
 
 def _check_told(request: Request) -> None:

@@ -66,7 +66,15 @@ def ready_to_decode(
         return vae, latents
     if not isinstance(vae, TimedAutoencoder):
         raise ValueError(f"vae is a {type(vae).__name__}; decode_timestep needs one that is told a time")
-    noise = RowNoise.resumed(run.noise if state is None else state.noise, run.shape)
-    if state is None and run.initial is None:
-        noise.draw()
+    noise = _noise_before_decoding(run) if state is None else RowNoise.resumed(state.noise, run.shape)
     return vae.at(decoding.time), vae.noised(latents, noise.draw().to(latents.device), decoding.noise_scale)
+
+
+def _noise_before_decoding(run: "Encoded") -> RowNoise:
+    """What is left when the initial noise is drawn, and that of frames that are held."""
+    if run.held is not None and run.plan.schedule is not None:
+        return run.held.noise_after(run.plan.schedule.num_steps, run.shape)
+    noise = RowNoise.resumed(run.noise, run.shape)
+    if run.initial is None:
+        noise.draw()
+    return noise

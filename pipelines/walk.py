@@ -55,6 +55,10 @@ class Walk:
         """That of the latents when so many steps are done."""
         return self.encoded.shape
 
+    def _own(self, latents: Tensor) -> Tensor:
+        """The result's, of a state's latents."""
+        return latents
+
     def _run(self, schedule: Schedule, resume: State | None, cancel: Event | None) -> Iterator[ImageStep]:
         """Gradients are off while a step is computed, and as the caller has them while it is looked at."""
         seconds = dict(self.encoded.seconds)
@@ -107,7 +111,7 @@ class Walk:
         plan = self.encoded.plan
         points = plan.sampler.evaluations(schedule)
         runner = self.denoiser.runner(runner) if isinstance(self.denoiser, HoistingModule) else runner
-        run = Run(shape=self.encoded.shape, evaluations=points, attention=self.attention, runner=runner)
+        run = Run(shape=self._shape_after(0), evaluations=points, attention=self.attention, runner=runner)
         return plan.guidance.bind(self.denoiser, self.encoded.prompt, run)
 
     def _kept(self, drawn: Tensor) -> Kept | None:
@@ -139,12 +143,13 @@ class Walk:
         stop_if_cancelled(cancel, None)
         schedule = self.encoded.plan.schedule
         sigma = 0.0 if schedule is None else schedule.points[-1].sigma
+        latents = self._own(state.latents)
         step = Step(
             index=max(total - 1, 0),
             total=total,
             sigma=sigma,
-            latents=state.latents,
-            denoised=state.latents,
+            latents=latents,
+            denoised=latents,
             state=state,
         )
         done = self._of_this_run(step, self.encoded.seconds)

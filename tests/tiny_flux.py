@@ -19,9 +19,10 @@ SIZES = {
 }
 
 
-def flux_pipeline(guided: bool, folder: Path, **sizes: Any) -> Any:
-    """diffusers' pipeline of random weights, which is also saved to the folder."""
-    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+def flux_pipeline(guided: bool, folder: Path, pipeline: str = "FluxPipeline", **sizes: Any) -> Any:
+    """diffusers' pipeline, or the one of this name, of random weights, which is also saved to the folder."""
+    import diffusers
+    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
     from transformers import AutoTokenizer
 
     torch.manual_seed(11)
@@ -48,7 +49,7 @@ def flux_pipeline(guided: bool, folder: Path, **sizes: Any) -> Any:
     scheduler = FlowMatchEulerDiscreteScheduler(
         shift=3.0 if guided else 1.0, use_dynamic_shifting=guided, base_image_seq_len=8, max_image_seq_len=64
     )
-    pipe = FluxPipeline(
+    pipe = getattr(diffusers, pipeline)(
         transformer=transformer,
         vae=vae,
         text_encoder=clip,

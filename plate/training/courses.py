@@ -42,12 +42,13 @@ def load_data(folder: Path, tokenizer: Tokenizer, shards: int) -> Data:
 
 @dataclass(kw_only=True)
 class Course:
-    """Scenes of one kind, in batches without end, `part` of which go through the network at once; the running means of
-    both losses."""
+    """Scenes of one kind, in batches without end, `part` of which go through the network at once, with a `share` of
+    their tokens; the running means of both losses."""
 
     name: str
     data: Data
     part: int
+    share: float
     stream: Iterator[list[int]]
     means: tuple[float, float] = (0.0, 0.0)
 
@@ -77,13 +78,15 @@ def batches(data: Data, size: int, seed: int, first: int) -> Iterator[list[int]]
 
 def courses_of(arguments: argparse.Namespace, tokenizer: Tokenizer, step: int) -> list[Course]:
     """What the model is taught in turns, from that step on: pictures, and clips where there are any."""
-    kinds = [("", arguments.latents, arguments.shards, arguments.batch, arguments.part)]
-    if arguments.clips:
-        kinds.append(("clip_", arguments.clips, arguments.clip_shards, arguments.clip_batch, arguments.clip_part))
+    a = arguments
+    kinds = [("", a.latents, a.shards, a.batch, a.part, 1.0)]
+    if a.clips:
+        kinds.append(("clip_", a.clips, a.clip_shards, a.clip_batch, a.clip_part, a.clip_share))
     courses: list[Course] = []
-    for turn, (name, folder, shards, batch, part) in enumerate(kinds):
+    for turn, (name, folder, shards, batch, part, share) in enumerate(kinds):
         data, taken = load_data(folder, tokenizer, shards), (step - turn + len(kinds) - 1) // len(kinds)
-        courses.append(Course(name=name, data=data, part=part, stream=batches(data, batch, arguments.seed, taken)))
+        stream = batches(data, batch, a.seed, taken)
+        courses.append(Course(name=name, data=data, part=part, share=share, stream=stream))
     return courses
 
 

@@ -6,7 +6,9 @@
 With `--clips FOLDER` every other step is one of clips, and the model gets an embedding for each frame but the first.
 
 Flow matching with sigma from a logit-normal (85 %) or uniform (15 %) distribution, half of them shifted by 3 (of clips,
-three quarters); captions are dropped one time in ten. An auxiliary head on the middle of the stack names the object on
+three quarters); captions are dropped one time in ten. With `--clip-share 0.5` half of a clip's tokens are left out,
+above all of its background, which costs half (as in Zheng et al. 2023, without their decoder); end with a run that has
+them all. An auxiliary head on the middle of the stack names the object on
 each picture token (weight 0.1); it is not shipped. Muon on the matrices of the blocks, AdamW on the rest, an
 exponential moving average of the weights. Processes on one machine average their gradients through gloo.
 """
@@ -24,11 +26,13 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 from ...core.attention.base import AttentionSelector
-from ...core.attention.reference import ReferenceAttention
+from ...core.attention.sdpa import SDPAAttention
+from ...core.rotary import rotary_table
 from ...core.stream import Block, BlockInputs, Cache, Stream
 from ...core.whole_file import whole_file
 from ...denoisers.fitting import text_mask
-from ...denoisers.plate import PlateDenoiser, PlateDenoiserConfig
+from ...denoisers.patches import patchify
+from ...denoisers.plate import PlateDenoiser, PlateDenoiserConfig, text_positions
 from ...language.model import LanguageModel
 from ...language.padding import padded
 from ...language.tokenizer import load_tokenizer
@@ -45,6 +49,7 @@ DROPPED = 0.1
 BACKGROUND_WEIGHT = 0.15
 SHIFT = 3.0  # of the noise levels
 SHIFTED, CLIPS_SHIFTED = 0.5, 0.75  # the share of them that is shifted
+OBJECTS_LUCK = 0.5  # by how much tokens of objects are likelier to be kept, where not all are
 HEAD_RATE = 2e-3  # peak rate of the auxiliary head, which always begins from nothing
 
 
@@ -58,14 +63,23 @@ class Trainee(nn.Module):
         self.tap = config.layers // 2
         self.head_teaches = True  # whether the head's loss also reaches the denoiser
 
-    def forward(self, x: Tensor, sigma: Tensor, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Slopes [B, C, F, h, w] and class scores [B, N, classes] for latents at sigma [B]."""
-        model, attention = self.denoiser, AttentionSelector(backends=(ReferenceAttention(),))
+    def forward(
+        self, x: Tensor, sigma: Tensor, states: Tensor, lengths: Tensor, kept: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Slopes [B, n, C P P] and class scores [B, n, classes] of the picture tokens `kept` [B, n] (None: all) for
+        latents at sigma [B]; the others are not there."""
+        model, attention = self.denoiser, AttentionSelector(backends=(SDPAAttention(),))
         shape = tuple(x.shape)
+        tokens = model.image_tokens(x, x.dtype) + model.position_embedding(shape)
+        places = model.places(shape, states).expand(len(x), -1, -1)
+        if kept is not None:
+            tokens, places = chosen(tokens, kept), chosen(places, kept)
+        num_image = tokens.shape[1]
         modulation, final = model.modulations(sigma)
+        all_places = torch.cat((places, text_positions(states).expand(len(x), -1, -1)), dim=1)
         inputs = BlockInputs(
-            rotary=model.rotary_tables(shape, states),
-            mask=text_mask(lengths, states.shape[1], model.num_image_tokens(shape)),
+            rotary=rotary_table(model.config.rotary(), all_places),
+            mask=text_mask(lengths, states.shape[1], num_image),
             attention=attention,
             modulation=modulation,
         )
@@ -75,12 +89,23 @@ class Trainee(nn.Module):
             for index, block in enumerate(blocks):
                 stream = block(stream, prepared, cache, index)
                 if index + 1 == self.tap:
-                    middle.append(stream.x[:, : model.num_image_tokens(shape)])
+                    middle.append(stream.x[:, :num_image])
             return stream
 
-        text = model.refine_text(states, lengths, attention)
-        slope = model.velocity(x, text, model.position_embedding(shape), inputs, final, runner)
-        return slope, self.head(middle[0] if self.head_teaches else middle[0].detach())
+        slopes = model.token_slopes(tokens, model.refine_text(states, lengths, attention), inputs, final, runner)
+        return slopes, self.head(middle[0] if self.head_teaches else middle[0].detach())
+
+
+def chosen(tokens: Tensor, kept: Tensor) -> Tensor:
+    """Of [B, N, D] those of the indices [B, n]: [B, n, D]."""
+    return tokens.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))
+
+
+def random_tokens(classes: Tensor, background: int, share: float, generator: torch.Generator) -> Tensor:
+    """A share of all picture tokens, indices [B, n]; those of objects are likelier than those of the `background`
+    class, `classes` [B, N]."""
+    luck = torch.rand(classes.shape, generator=generator) + OBJECTS_LUCK * (classes != background)
+    return luck.topk(round(share * classes.shape[1]), dim=1).indices
 
 
 def random_sigmas(count: int, generator: torch.Generator, shifted_share: float = SHIFTED) -> Tensor:
@@ -94,9 +119,9 @@ def random_sigmas(count: int, generator: torch.Generator, shifted_share: float =
 
 
 def losses(
-    trainee: Trainee, language: LanguageModel, data: Data, rows: list[int], seed: tuple[int, int]
+    trainee: Trainee, language: LanguageModel, data: Data, rows: list[int], seed: tuple[int, int], share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The flow-matching loss and the auxiliary loss of one batch."""
+    """The flow-matching loss and the auxiliary loss of one batch, on a `share` of its tokens."""
     generator = torch.Generator().manual_seed(seed[0] * 1000003 + seed[1])
     drop = torch.rand(len(rows), generator=generator) < DROPPED
     prompts = [[BOS, EOS] if gone else data.ids[row] for row, gone in zip(rows, drop.tolist(), strict=True)]
@@ -108,12 +133,17 @@ def losses(
     noise = torch.randn(clean.shape, generator=generator)
     sigma = random_sigmas(len(rows), generator, CLIPS_SHIFTED if is_clip else SHIFTED)
     level = sigma.view(-1, 1, 1, 1, 1)
-    slope, scores = trainee((1 - level) * clean + level * noise, sigma, states, lengths)
-    flow = functional.mse_loss(slope, noise - clean)
-    classes = data.classes[rows].flatten(1).long()
+    wanted = patchify(noise - clean, trainee.denoiser.config.patch)
+    classes, background = data.classes[rows].flatten(1).long(), trainee.head.out_features - 1
+    kept = None
+    if share < 1:
+        kept = random_tokens(classes, background, share, generator)
+        wanted, classes = chosen(wanted, kept), classes.gather(1, kept)
+    slopes, scores = trainee((1 - level) * clean + level * noise, sigma, states, lengths, kept)
     weight = torch.ones(scores.shape[-1])
-    weight[-1] = BACKGROUND_WEIGHT
-    return flow, functional.cross_entropy(scores.flatten(0, 1), classes.flatten(), weight=weight)
+    weight[background] = BACKGROUND_WEIGHT
+    auxiliary = functional.cross_entropy(scores.flatten(0, 1), classes.flatten(), weight=weight)
+    return functional.mse_loss(slopes, wanted), auxiliary
 
 
 def make_optimisers(
@@ -222,7 +252,7 @@ def train(rank: int, arguments: argparse.Namespace, config: PlateDenoiserConfig 
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(arguments.port)}
         distributed.init_process_group("gloo", rank=rank, world_size=arguments.processes)
     tokenizer = load_tokenizer(arguments.language / "tokenizer.json")
-    language = LanguageModel(language_config(), attention=AttentionSelector(backends=(ReferenceAttention(),)))
+    language = LanguageModel(language_config(), attention=AttentionSelector(backends=(SDPAAttention(),)))
     language.load_state_dict(load_file(arguments.language / "language.safetensors"))
     run, optimisers = start_run(arguments, rank, config or sizes(arguments))
     log = Log(arguments.run) if rank == 0 else None
@@ -262,7 +292,7 @@ def backward(run: Run, language: LanguageModel, course: Course, rows: list[int])
     parts = [rows[n : n + course.part] for n in range(0, len(rows), course.part)]
     for number, part in enumerate(parts):
         seed = (arguments.seed + 7919 * run.rank + 104729 * number, run.step)
-        flow, auxiliary = losses(run.trainee, language, course.data, part, seed)
+        flow, auxiliary = losses(run.trainee, language, course.data, part, seed, course.share)
         weight = len(part) / len(rows)
         (weight * (flow + arguments.auxiliary * auxiliary)).backward()
         sums[0] += weight * flow.item()
@@ -297,6 +327,7 @@ def main() -> None:
     parser.add_argument("--clip-shards", type=int, default=20)
     parser.add_argument("--clip-batch", type=int, default=16)
     parser.add_argument("--clip-part", type=int, default=4)
+    parser.add_argument("--clip-share", type=float, default=1.0, help="of a clip's tokens that are there, 0 to 1")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--decay", type=float, default=0.6, help="share of the steps over which the rates fall to zero")

@@ -4,8 +4,8 @@
 
 A shard holds `latents` [N, 8, 16, 16] float16 (normalised), `classes` [N, 8, 8] uint8 (the object on each token) and,
 in its metadata, the captions. With `--kind clips` they are the key frames of clips: `latents` [N, 8, 5, 16, 16],
-`classes` [N, 5, 8, 8]; `--kind placed`: single objects in stated places alone, which are rare otherwise. Shards that
-are there are left as they are.
+`classes` [N, 5, 8, 8]. Of what is rare otherwise alone: `--kind placed`, single objects in stated places, and
+`--kind reshaped`, clips in which one object grows, shrinks or turns. Shards that are there are left as they are.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from ...core.whole_file import whole_file
 from ...vae.plate import PlateVAE, PlateVAEConfig
 from .autoencoder import read_weights
 from .captions import Sample, training_sample
-from .motions import clip_classes, key_frames, render_clip, training_clip
+from .motions import Clip, clip_classes, key_frames, render_clip, reshaped_clip, training_clip
 from .scenes import render, token_classes
 
 SHARD = 2048
@@ -72,12 +72,26 @@ def _drawn(sample: Sample) -> Drawn:
 
 def drawn_clip(random: np.random.Generator) -> Drawn:
     """The key frames of a clip of the training set."""
-    clip, keys = training_clip(random), key_frames()
+    return _key_frames_of(training_clip(random))
+
+
+def drawn_reshaped(random: np.random.Generator) -> Drawn:
+    """Those of one in which an object grows, shrinks or turns."""
+    return _key_frames_of(reshaped_clip(random))
+
+
+def _key_frames_of(clip: Clip) -> Drawn:
+    keys = key_frames()
     classes = np.stack([clip_classes(clip, frame) for frame in keys])
     return Drawn(caption=clip.caption, pictures=render_clip(clip, keys), classes=classes)
 
 
-DRAWN: dict[str, Draw] = {"scenes": drawn_scene, "clips": drawn_clip, "placed": drawn_placed}
+DRAWN: dict[str, Draw] = {
+    "scenes": drawn_scene,
+    "clips": drawn_clip,
+    "placed": drawn_placed,
+    "reshaped": drawn_reshaped,
+}
 
 
 def make_shard(vae: PlateVAE, seed: int, index: int, count: int = SHARD, draw: Draw = drawn_scene) -> Shard:

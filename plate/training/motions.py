@@ -39,6 +39,7 @@ FRAMES = 17
 STEP = 4  # pixels a frame
 TURN = 11.25  # degrees a frame: half a turn in all
 ONE = ("left", "right", "up", "down", "grow", "shrink", "bounce", "spin")
+RESHAPED = ("grow", "shrink", "spin")
 ACROSS, ALONG = ("left", "right"), ("up", "down")  # what two objects do: above each other, beside each other
 KIND_SHARES = {"one": 0.66, "two": 0.22, "still": 0.12}
 
@@ -88,6 +89,14 @@ def training_clip(random: np.random.Generator) -> Clip:
     while True:
         clip = random_clip(str(random.choice([*KIND_SHARES], p=[*KIND_SHARES.values()])), random)
         if not _is_held_out(clip):
+            return clip
+
+
+def reshaped_clip(random: np.random.Generator) -> Clip:
+    """A clip for training in which one object grows, shrinks or turns, so has sizes and angles that pictures lack."""
+    while True:
+        clip = random_clip("one", random)
+        if clip.actors[0].motion in RESHAPED and not _is_held_out(clip):
             return clip
 
 

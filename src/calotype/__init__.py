@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .pipelines.base import Cancelled, Encoded, ImageStep
     from .pipelines.causal import causal
     from .pipelines.clips import read_clip
+    from .pipelines.conditions import Condition
     from .pipelines.files import read_manifest
     from .pipelines.finite import NonFiniteError
     from .pipelines.image import ImagePipeline
@@ -51,6 +52,7 @@ __all__ = [
     "Chunks",
     "ClassifierFree",
     "Completion",
+    "Condition",
     "Conditioning",
     "Conversation",
     "Encoded",
@@ -91,6 +93,7 @@ _MODULES = {
     "pipelines.base": "Cancelled Encoded ImageStep",
     "pipelines.causal": "causal",
     "pipelines.clips": "read_clip",
+    "pipelines.conditions": "Condition",
     "pipelines.files": "read_manifest",
     "pipelines.finite": "NonFiniteError",
     "pipelines.image": "ImagePipeline",

@@ -95,14 +95,15 @@ def test_a_file_and_a_folder_that_lack_parts(run: Any, folder: Path, tmp_path: P
     halved = {name: x.to(torch.bfloat16) if x.ndim == 2 else x for name, x in weights.items()}
     save_file(halved, tmp_path / "flux.safetensors")
     found = inspected(run, tmp_path / "flux.safetensors")
-    assert (found["family"], found["kind"]) == ("FLUX.1", "a file")
+    assert (found["family"], found["others"], found["kind"]) == ("FLUX.1", ["FLUX.1 Kontext"], "a file")
     assert found["missing"][0] == "the text encoder 'clip' (encoders={'clip': folder})"
     assert found["missing"][-1] == "the autoencoder (vae=file or folder)"
     assert list(found["components"][0]["formats"]) == ["bfloat16", "float32"]
     assert inspected(run, folder / "transformer")["kind"] == "a denoiser's folder"
     code, out, _ = run("inspect", tmp_path / "flux.safetensors")
     assert code == 0
-    assert "bfloat16 9" in out[1]
+    assert out[1] == "or FLUX.1 Kontext: nothing in it tells; calotype.load(..., family=...) says which it is"
+    assert "bfloat16 9" in out[2]
     assert sum(line.startswith("missing: ") for line in out) == 5
 
 

@@ -217,6 +217,13 @@ def test_what_does_not_fit_is_refused(pair):
     refused("time_ids are missing; this model is told 5", time_ids=None)
     refused("time_ids are 2 numbers", time_ids=torch.zeros(2, 2))
     refused("at most one, of the clip's first frames", references=(torch.zeros(2, 4, 3, 4, 4),))
+    known = torch.tensor([[*PLACES, 0, 1, 0.5, 0]] * 2)
+    refused("another share in each row", time_ids=known + torch.tensor([[0.0], [0.25]]))
+    refused("references: time_ids say already", time_ids=known, references=(torch.zeros(2, 4, 1, 4, 4),))
+    alike = dataclasses.replace(conditioning(), time_ids=known)
+    prepared = pair.ours.prepare(alike, (2, 4, 2, 4, 4), points, attention=attention_selector())
+    with pytest.raises(ValueError, match="both sides of a guidance must know the same of each frame"):
+        pair.ours.prepare_beside(prepared, conditioning(), (2, 4, 2, 4, 4))
 
 
 @pytest.mark.parametrize(

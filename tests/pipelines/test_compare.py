@@ -197,15 +197,29 @@ def drawn(path, width, height):
     return path
 
 
-def test_flux2_looks_at_pictures(tmp_path):
-    theirs = flux2_pipeline("klein", tmp_path / "model")
+@pytest.mark.parametrize(("kind", "steps"), [("klein", 1), ("klein kv", 2)])
+def test_flux2_looks_at_pictures(kind, steps, tmp_path):
+    """KV's second step reads what its first one has left of the pictures."""
+    theirs = flux2_pipeline(kind, tmp_path / "model")
     ours, layout = shortened(calotype.load(tmp_path / "model")), families.family_of_folder(tmp_path / "model").layout
     images = tuple(drawn(tmp_path / f"{n}.png", 64 + 8 * n, 70) for n in range(2))
-    run = Run(prompt="a cat", num_inference_steps=1, seed=2, images=images)
-    names = ["token ids: llm", "embeddings: states", "reference latents", "sigmas", "step 0", "pixels"]
+    run = Run(prompt="a cat", num_inference_steps=steps, seed=2, images=images)
+    seen = ["token ids: llm", "embeddings: states", "reference latents"]
+    names = [*seen, "sigmas", *(f"step {n}" for n in range(steps)), "pixels"]
     assert same(compare(ours, theirs, layout, run)) == names
     cropped = dataclasses.replace(ours, editing=dataclasses.replace(ours.editing, multiple=24))
     assert first_divergence(compare(cropped, theirs, layout, run)).name == "reference latents"
+
+
+def test_flux2_klein_kv_from_its_folder(tmp_path):
+    """Of a prompt alone; a change is found at its stage."""
+    theirs = flux2_pipeline("klein kv", tmp_path / "model")
+    run = dataclasses.replace(RUN, width=48, height=32)
+    names = ["token ids: llm", "embeddings: states", "sigmas", "step 0", "step 1", "pixels"]
+    assert same(compare_folder(tmp_path / "model", run)) == names
+    ours, layout = calotype.load(tmp_path / "model"), families.family_of_folder(tmp_path / "model").layout
+    other = dataclasses.replace(ours, denoiser=altered(ours.denoiser))
+    assert first_divergence(compare(other, theirs, layout, run), 1e-5).name == "step 0"
 
 
 def test_qwen_image_edit_looks_at_pictures(tmp_path, monkeypatch):
@@ -300,18 +314,19 @@ def test_clips_of_hunyuan_video(clips, kind, tmp_path):
     assert "step" not in vars(theirs.scheduler)
 
 
-@pytest.mark.parametrize(("kind", "begins"), [("plain", False), ("plain", True), ("timed", True), ("later", False)])
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "timed", "later"])
 def test_clips_of_ltx_video(clips, kind, begins, tmp_path):
-    """Steps are compared without the first frame where that is known; diffusers has another class for it."""
+    """Steps are compared without the first frame where ours goes to it; diffusers has another class for it."""
     ours, theirs, layout = clips("ltx", kind)
     images = (drawn(tmp_path / "0.png", 40, 32),) if begins else ()
     run = Run(prompt="a red fox", width=64, height=32, num_inference_steps=2, num_frames=9, seed=4, images=images)
-    seen = ["latents beside"] if begins else []
+    seen = ["latents beside"] if begins and kind != "later" else []
     names = ["token ids: t5", "embeddings: states", *seen, "sigmas", "step 0", "step 1", "pixels"]
     assert same(compare(ours, theirs, layout, run)) == names
     other = dataclasses.replace(ours, denoiser=altered(ours.denoiser))
     assert first_divergence(compare(other, theirs, layout, run), 1e-5).name == "step 0"
-    if begins:
+    if seen:
         one = same(compare(ours, theirs, layout, dataclasses.replace(run, num_frames=1)))
         assert one == [*names[:4], "pixels"]  # nothing but the picture
     distilled = dataclasses.replace(ours, family=dataclasses.replace(ours.family, distilled=True))
@@ -326,7 +341,7 @@ def test_clips_of_ltx_video(clips, kind, begins, tmp_path):
         ("hunyuan", "pictures", {"images": 1, "width": 32}, "which gives the size"),
         ("hunyuan", "text", {"num_frames": 6}, "the clip has 6 frames; it must have 1 more than a multiple of 4"),
         ("ltx", "plain", {"images": 2}, "2 pictures; this pipeline makes clips that begin with one"),
-        ("ltx", "later", {"images": 1}, "with a picture diffusers draws noise in another order"),
+        ("ltx", "later", {"images": 2}, "2 pictures; this pipeline makes clips that begin with one"),
     ],
 )
 def test_clips_that_cannot_be_compared(clips, family, kind, changes, message, tmp_path):

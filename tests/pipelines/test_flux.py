@@ -12,6 +12,7 @@ from PIL import Image
 import calotype
 from calotype.denoisers.guidance import Distilled, Unguided
 from calotype.denoisers.patches import unpatchify
+from calotype.pipelines.flux import SCHEDULERS
 
 from ..tiny_flux import flux_pipeline
 
@@ -233,6 +234,23 @@ def test_what_does_nothing_is_said(both):
     warnings = ours("a cat", true_cfg_scale=3.0, guidance_scale=7.0, **arguments).warnings
     assert any("true_cfg_scale has no effect without a negative_prompt" in line for line in warnings)
     assert any("guidance_scale 7.0 has no effect" in line for line in warnings) != is_dev
+
+
+def test_a_negative_prompt_needs_true_guidance(dev):
+    ours, _ = dev
+    result = ours("a cat", negative_prompt="a dog", num_inference_steps=1, output_type="latent", **SIZE)
+    assert any(line.endswith("; true_cfg_scale over 1 asks for one") for line in result.warnings)
+
+
+def test_a_denoiser_of_the_other_kind_brings_its_scheduler(tmp_path):
+    kinds = {"dev": True, "schnell": False}
+    for name, is_dev in kinds.items():
+        flux_pipeline(is_dev, tmp_path / name)
+    for folder, other in (("dev", "schnell"), ("schnell", "dev")):
+        mixed = calotype.load(tmp_path / folder, denoiser=tmp_path / other / "transformer")
+        assert mixed.family.scheduler == SCHEDULERS[kinds[other]]
+        own = calotype.load(tmp_path / folder, denoiser=tmp_path / folder / "transformer")
+        assert own.family.scheduler == calotype.load(tmp_path / folder).family.scheduler
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_sources(tmp_path: Path):
     (tmp_path / "llm" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     for source, looks in {
         str(tmp_path): r"a folder without a config.json or a model_index.json; it holds a.safetensors, .*; supported",
-        str(tmp_path / "diffusers"): "a diffusers folder of KolorsPipeline; supported today are FLUX",
+        str(tmp_path / "diffusers"): "a diffusers folder of KolorsPipeline, which needs .*; supported today are FLUX",
         str(tmp_path / "llm"): "a language model's folder, which calotype.load_language_model may load; supported",
     }.items():
         with pytest.raises(ValueError, match=f"cannot load '{source}', {looks}"):

@@ -15,7 +15,7 @@ import calotype
 from calotype.core.offload import resident
 from calotype.denoisers.patches import unpatchify
 from calotype.denoisers.qwen_image import QwenImageConfig, QwenImageDenoiser
-from calotype.pipelines.qwen_image_edit import QwenImageEditing, with_positions
+from calotype.pipelines.qwen_image_edit import QwenImageEditing, QwenImageFirstEditFamily, with_positions
 
 from ..tiny_qwen_image import qwen_image_edit_pipeline
 
@@ -164,6 +164,44 @@ def test_the_first_model_changes_one_picture(first, tmp_path):
     assert again.editing == whole_size(ours)
     again = dataclasses.replace(again, editing=ours.editing)
     assert torch.equal(again("a red fox", image=pictures[0], seed=7, **arguments).latents, alone_of(ours, arguments))
+
+
+class MeanFamily(QwenImageFirstEditFamily):
+    """Starts from the posterior's mean."""
+
+    @property
+    def draws_posterior(self):
+        return False
+
+
+def test_inpainting_with_the_first_model(first, monkeypatch):
+    """diffusers looks at the sample of the posterior that it starts from; here the model looks at the mean, as it does
+    where it edits. So both start from the mean to be compared."""
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_inpaint as module
+
+    ours, theirs = first
+    ours = dataclasses.replace(ours, family=MeanFamily(scheduler=ours.family.scheduler))
+    theirs = module.QwenImageEditInpaintPipeline(**theirs.components)
+    theirs.set_progress_bar_config(disable=True)
+    start, mask = picture(64, 32), Image.new("L", (64, 32))
+    mask.paste(255, (16, 8, 40, 24))
+    sides = module.calculate_dimensions
+    monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: sides(AREAS["read"], ratio))
+    monkeypatch.setattr(module, "retrieve_latents", lambda out, generator: out.latent_dist.mode())
+    shared = {"prompt": PROMPT, "image": start, "mask_image": mask, "strength": 0.7, "num_inference_steps": 4}
+    shared |= {"negative_prompt": "a cat", "true_cfg_scale": 2.5}
+    steps = []
+
+    def keep(_, index, time, values):
+        packed = values["latents"]
+        steps.append(unpatchify(packed.clone(), (len(packed), packed.shape[-1] // 4, 1, 8, 16), 2))
+        return values
+
+    theirs(**shared, generator=[torch.Generator().manual_seed(5)], output_type="np", callback_on_step_end=keep)
+    found = list(with_positions(ours, "diffusers").stream(**shared, seed=5))
+    assert len(found) == len(steps) == 3
+    for step, expected in zip(found, steps, strict=True):
+        assert error(step.latents, expected) < 1e-5
 
 
 def whole_size(pipe):

@@ -71,6 +71,7 @@ def _arguments(folder: Path, run: Path, **changes: object) -> argparse.Namespace
         "clip_shards": 1,
         "clip_batch": 2,
         "clip_part": 2,
+        "clip_share": 0.5,
     }
     return argparse.Namespace(**(values | changes))
 
@@ -114,6 +115,41 @@ def test_pictures_and_clips_in_turns(folder: Path, tmp_path: Path) -> None:
     assert after.keys() == before.keys() | {"frame"}
     assert after["frame"].shape == (4, CONFIG.width)
     assert after["frame"].any(dim=1).all()
+
+
+def test_tokens_that_are_left_out_are_not_there() -> None:
+    """Slopes of the tokens that are kept, in any order, are those that a model gives which sees nothing else."""
+    torch.manual_seed(0)
+    trainee = denoiser.Trainee(dataclasses.replace(CONFIG, frames=2))
+    x, sigma = torch.randn(2, 8, 2, 4, 4), torch.tensor([0.3, 0.8])
+    told = (sigma, torch.randn(2, 3, CONFIG.text_width), torch.tensor([3, 2]))
+    whole, scores = trainee(x, *told)
+    order = torch.randperm(8).expand(2, 8)
+    slopes, in_order = trainee(x, *told, order)
+    torch.testing.assert_close(slopes, denoiser.chosen(whole, order))
+    torch.testing.assert_close(in_order, denoiser.chosen(scores, order))
+
+    kept = torch.tensor([[5, 0], [2, 7]])
+    slopes, _ = trainee(x, *told, kept)
+    others = torch.ones(2, 1, 2, 4, 4)
+    for row, tokens in enumerate(kept):
+        for token in tokens:
+            frame, height, width = int(token) // 4, 2 * (int(token) % 4 // 2), 2 * (int(token) % 2)
+            others[row, :, frame, height : height + 2, width : width + 2] = 0
+    unseen, _ = trainee(x + others * torch.randn_like(x), *told, kept)
+    torch.testing.assert_close(unseen, slopes)
+    assert not torch.allclose(slopes, denoiser.chosen(whole, kept))
+
+
+def test_tokens_of_objects_are_kept_more_often() -> None:
+    classes = torch.full((1, 320), 120)
+    classes[:, :80] = 7
+    generator = torch.Generator().manual_seed(0)
+    kept = torch.cat([denoiser.random_tokens(classes, 120, 0.5, generator) for _ in range(50)])
+    assert kept.shape == (50, 160) and all(len(set(row.tolist())) == 160 for row in kept)
+    share = (kept < 80).sum() / (50 * 80)
+    assert 0.8 < share < 0.95
+    assert (kept >= 80).any(dim=1).all()
 
 
 def test_courses_go_on_where_they_stood(folder: Path, tmp_path: Path) -> None:

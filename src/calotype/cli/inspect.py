@@ -41,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _lines(found: "Inspection") -> Iterator[str]:
     yield f"{found.family}: {found.kind}"
+    if found.others:
+        yield f"or {' or '.join(found.others)}: nothing in it tells; calotype.load(..., family=...) says which it is"
     width = max(len(component.name) for component in found.components)
     for component in found.components:
         yield f"  {component.name:<{width}}  {_text(component)}"

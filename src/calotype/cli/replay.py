@@ -35,6 +35,13 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--mask", type=Path, metavar="INPUT", help="the mask of that run, if it had one")
     parser.add_argument("--last-image", type=Path, metavar="INPUT", help="the picture that the clip ended with")
     parser.add_argument("--video", type=Path, metavar="INPUT", help="the clip that run started from, if it did")
+    parser.add_argument(
+        "--condition",
+        type=Path,
+        action="append",
+        metavar="INPUT",
+        help="a picture or a clip that the clip showed; several: once for each, in their order",
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write what was made, manifest included")
     add_threads_option(parser)
     parser.set_defaults(run=run)
@@ -61,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
         mask_image=mask,
         last_image=last,
         video=options.video,
+        conditions=options.condition,
         progress=sys.stderr.isatty(),
     )
     for line in (*replayed.result.warnings, *replayed.remarks):

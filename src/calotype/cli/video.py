@@ -1,6 +1,7 @@
 """`calotype video PROMPT`: a clip of what the words say."""
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from .common import Commands, count, free_names, warn, words
 from .making import add_making_options, add_output_option, asked, check_count, load_model
 
 if TYPE_CHECKING:
+    from ..pipelines.conditions import Condition
     from ..pipelines.image import ImagePipeline
     from ..pipelines.result import Result
 
@@ -17,8 +19,11 @@ EXAMPLES = """\
 examples:
   calotype video "a cat walks on grass" --model Wan2.1-T2V-1.3B-Diffusers -o cat.mp4
   calotype video "the cat jumps" --model Wan2.1-I2V-14B-480P-Diffusers --image cat.png --frames 33 -o cat.webm
+  calotype video "a cat" --model LTX-Video-0.9.5 --condition a.png --condition b.mp4@80:0.8 --frames 121 -o cat.webm
 """
 FORMAT = ".mp4"
+STILL = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+"""What files of pictures end with; others are clips, of one frame maybe."""
 
 
 def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -39,6 +44,14 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--last-image", type=Path, metavar="FILE", help="end with this picture")
     parser.add_argument("--video", type=Path, metavar="FILE", help="start from this clip")
     parser.add_argument("--strength", type=float, help="how far to go from --video: 0 keeps it, 1 forgets it")
+    parser.add_argument(
+        "--condition",
+        action="append",
+        default=[],
+        metavar="FILE[@FRAME[:STRENGTH]]",
+        help="show this picture or clip from that frame on (default 0), with a strength from 0 to 1 (default 1); "
+        "several: once for each",
+    )
     parser.add_argument("--codec", help="of a .mp4: h264 (default) or vp9")
     parser.add_argument("--sheet", type=Path, metavar="FILE", help="write frames on one sheet, a picture, as well")
     add_output_option(
@@ -93,8 +106,21 @@ def _own_arguments(options: argparse.Namespace) -> dict[str, object]:
     own: dict[str, object] = {name: open_image(file) for name, file in files.items() if file is not None}
     if options.video is not None:
         own["video"] = read_clip(options.video).frames
+    if options.condition:
+        own["conditions"] = [_condition(given) for given in options.condition]
     numbers = {"num_frames": options.frames, "strength": options.strength}
     return own | {name: number for name, number in numbers.items() if number is not None}
+
+
+def _condition(given: str) -> "Condition":
+    """What `FILE[@FRAME[:STRENGTH]]` says; the file is read."""
+    from ..pipelines.conditions import Condition
+
+    told = re.fullmatch(r"(.+?)(?:@(\d+)(?::(\d*\.?\d+))?)?", given)
+    file, frame, strength = (given, None, None) if told is None else told.groups()
+    kind = "image" if file.lower().endswith(STILL) else "video"
+    where: dict[str, Any] = {kind: file, "frame_index": int(frame or 0), "strength": float(strength or 1)}
+    return Condition(**where).opened()
 
 
 def _loaded(options: argparse.Namespace) -> "ImagePipeline":
