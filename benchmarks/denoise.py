@@ -277,6 +277,8 @@ def memory(x: Tensor) -> int:
 def fresh_rows(options: argparse.Namespace, name: str, dtype: str, root: Path) -> dict[str, dict[str, float]]:
     """Memory (the most of all processes) and cold start (their median) of each side, by what it is; nothing without
     fresh processes."""
+    if not options.fresh:
+        return {}
     command = [sys.executable, __file__, "--families", name, "--dtypes", dtype, "--folder", str(root)]
     command += ["--cells", str(options.cells), "--threads", str(options.threads), *["--tiny"] * options.tiny]
     found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES[: 1 + (options.against != "none")]}
@@ -288,7 +290,7 @@ def fresh_rows(options: argparse.Namespace, name: str, dtype: str, root: Path) -
                 raise SystemExit(done.stderr.strip())
             figures = json.loads(done.stdout.splitlines()[-1])
             runs.append(figures | {"cold start s": figures["cold start s"] - began})
-    chosen = {key: statistics.median if key.endswith(" s") else max for run in found["ours"][:1] for key in run}
+    chosen = {key: statistics.median if key.endswith(" s") else max for key in found["ours"][0]}
     return {
         key: {side: pick([run[key] for run in runs]) for side, runs in found.items()} for key, pick in chosen.items()
     }

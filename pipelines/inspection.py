@@ -3,7 +3,6 @@
 Legend: S pixels a side.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -117,8 +116,9 @@ def _picture_model(path: Path) -> Inspection:
         "a folder in diffusers' layout" if is_diffusers(path) else "a denoiser's folder" if path.is_dir() else "a file"
     )
     values, estimate = _activations(found)
-    told = _inspection(path, kind, found.family.title, files, missing=found.missing, values=values, estimate=estimate)
-    return dataclasses.replace(told, others=others)
+    return _inspection(
+        path, kind, found.family.title, files, others=others, missing=found.missing, values=values, estimate=estimate
+    )
 
 
 def _language_model(path: Path, kind: str, config: LanguageModelConfig, files: Files) -> Inspection:
@@ -135,6 +135,7 @@ def _inspection(
     family: str,
     files: Mapping[str, Files],
     *,
+    others: tuple[str, ...] = (),
     missing: tuple[str, ...] = (),
     values: int = 0,
     estimate: str = "",
@@ -146,7 +147,7 @@ def _inspection(
         path=str(path),
         kind=kind,
         family=family,
-        others=(),
+        others=others,
         components=tuple(_component(name, part) for name, part in tensors.items()),
         missing=missing,
         load={_name(dtype): size + largest * dtype.itemsize for dtype, size in weights.items()},

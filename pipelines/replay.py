@@ -22,7 +22,7 @@ from .family import COMMON
 from .files import as_jpeg, is_lossy_webp, open_image, read_manifest, save_image
 from .load import load
 from .manifest import Manifest, Plain, digest_input
-from .pictures import opened
+from .pictures import opened, opened_clips
 from .result import GRID_GAP, Result, grid
 from .texts import OTHER_NEGATIVES, OTHERS
 
@@ -198,9 +198,8 @@ class Arguments:
         conditions: "Sequence[Pictures | Clips] | None" = None,
     ) -> "Arguments":
         """Checks that everything is there, before anything is loaded."""
-        clip = read_clip(video).frames if isinstance(video, str | Path) else video
         shown = None if conditions is None else conditions_again(manifest.extra, conditions)
-        given = {"image": image, "mask_image": mask_image, "last_image": last_image, "video": clip}
+        given = {"image": image, "mask_image": mask_image, "last_image": last_image, "video": opened_clips(video)}
         _check_inputs(manifest, {**given, "conditions": None if shown is None else [each.shown for each in shown]})
         given = {**given, "conditions": shown}
         return cls(

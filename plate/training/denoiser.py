@@ -119,7 +119,7 @@ def random_sigmas(count: int, generator: torch.Generator, shifted_share: float =
 
 
 def losses(
-    trainee: Trainee, language: LanguageModel, data: Data, rows: list[int], seed: tuple[int, int], share: float = 1.0
+    trainee: Trainee, language: LanguageModel, data: Data, rows: list[int], seed: tuple[int, int], share: float
 ) -> tuple[Tensor, Tensor]:
     """The flow-matching loss and the auxiliary loss of one batch, on a `share` of its tokens."""
     generator = torch.Generator().manual_seed(seed[0] * 1000003 + seed[1])

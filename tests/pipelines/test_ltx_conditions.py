@@ -14,7 +14,6 @@ from calotype.denoisers.guidance import ClassifierFree
 from calotype.pipelines.clips import read_clip
 from calotype.pipelines.manifest import Manifest
 
-from ..tiny_ltx_pipeline import LTXPipelines
 from ..tiny_wan_pipeline import picture
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -23,11 +22,6 @@ PROMPTS = ["a photo of a red fox", "two old dogs on the grass and a cat"]
 SMALL = {"height": 32, "width": 32}
 WIDE = {"height": 32, "width": 64}
 DECODED = {"decode_timestep": 0.06, "decode_noise_scale": 0.2}
-
-
-@pytest.fixture(scope="module")
-def ltx(tmp_path_factory):
-    return LTXPipelines(tmp_path_factory.mktemp("ltx"))
 
 
 @pytest.fixture(scope="module")

@@ -110,12 +110,11 @@ def reference(pipe, monkeypatch, **arguments):
     return steps, pipe(**arguments, **SIZE, output_type="np", callback_on_step_end=keep).images
 
 
-@pytest.mark.parametrize("positions", ["axes", "diffusers"])
-def test_editing(both, monkeypatch, positions):
-    """Pictures of several sizes; the positions that the model was trained with, and those that diffusers gives it."""
-    ours, theirs = both
+def check(pair, monkeypatch, positions, image):
+    """Steps and pictures of an edit of `image`, of ours and theirs."""
+    ours, theirs = pair
     shared = {"prompt": PROMPT, "negative_prompt": "a cat", "true_cfg_scale": 2.5, "num_inference_steps": 3}
-    shared["image"] = [picture(70, 41), picture(33, 60, seed=1)]
+    shared["image"] = image
     told = told_what_is_a_picture(theirs.text_encoder) if positions == "axes" else nullcontext()
     with told:
         steps, pictures = reference(theirs, monkeypatch, **shared, generator=[torch.Generator().manual_seed(5)])
@@ -124,21 +123,17 @@ def test_editing(both, monkeypatch, positions):
     for step, expected in zip(found, steps, strict=True):
         assert error(step.latents, expected) < 1e-5
     assert numpy.abs(numpy.asarray(ours.decode(found[-1]).images) - pictures).max() < 1e-4
+
+
+@pytest.mark.parametrize("positions", ["axes", "diffusers"])
+def test_editing(both, monkeypatch, positions):
+    """Pictures of several sizes; the positions that the model was trained with, and those that diffusers gives it."""
+    check(both, monkeypatch, positions, [picture(70, 41), picture(33, 60, seed=1)])
 
 
 @pytest.mark.parametrize("positions", ["axes", "diffusers"])
 def test_the_first_model(first, monkeypatch, positions):
-    ours, theirs = first
-    shared = {"prompt": PROMPT, "negative_prompt": "a cat", "true_cfg_scale": 2.5, "num_inference_steps": 3}
-    shared["image"] = picture(70, 41)
-    told = told_what_is_a_picture(theirs.text_encoder) if positions == "axes" else nullcontext()
-    with told:
-        steps, pictures = reference(theirs, monkeypatch, **shared, generator=[torch.Generator().manual_seed(5)])
-    found = list(with_positions(ours, positions).stream(**shared, **SIZE, seed=5, output_type="np"))
-    assert len(found) == len(steps)
-    for step, expected in zip(found, steps, strict=True):
-        assert error(step.latents, expected) < 1e-5
-    assert numpy.abs(numpy.asarray(ours.decode(found[-1]).images) - pictures).max() < 1e-4
+    check(first, monkeypatch, positions, picture(70, 41))
 
 
 def test_the_first_model_changes_one_picture(first, tmp_path):
