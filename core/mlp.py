@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .ops import kernels
 from .ops.row_product import Linear
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
@@ -68,6 +69,8 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     Where no gradient can follow, the gate's memory takes the result: on a CPU, fresh memory of this size costs more
     than the arithmetic.
     """
+    if activation == "silu" and kernels.runs(gate_up):
+        return kernels.silu_gate(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     keeps = torch.is_grad_enabled()
     activated = functional.silu(gate, inplace=not keeps) if activation == "silu" else gelu(gate, "tanh")

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .ops import kernels
+
 _ZERO = torch.zeros(())
 
 
@@ -28,6 +30,8 @@ class RMSNorm(nn.Module):
         if weight is not None and self.offset:
             return functional.rms_norm(x.float(), self.shape, weight.float() + self.offset, self.eps).to(x.dtype)
         if weight is None or weight.dtype == x.dtype:
+            if kernels.runs(x):
+                return kernels.rms_norm(x, weight, self.eps)
             if _is_plain(x):
                 return _rms_norm(x, weight, self.eps)
             return functional.rms_norm(x, self.shape, weight, self.eps)

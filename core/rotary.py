@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .ops import kernels
+
 Pairing = Literal["interleaved", "half"]
 
 
@@ -129,6 +131,11 @@ class Rotary:
     pairing: Pairing
 
     @cached_property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """`cos` and `sin`, each in one piece."""
+        return self.cos.contiguous(), self.sin.contiguous()
+
+    @cached_property
     def by_halves(self) -> tuple[Tensor, Tensor]:
         """The factors of a head's channels and of its halves swapped, [B or 1, 1, L, Dh] each; kept for every block."""
         cos, sin = self.cos[:, None], self.sin[:, None]
@@ -193,6 +200,8 @@ def apply_rotary(x: Tensor, rotary: Rotary | None) -> Tensor:
     width = x.shape[-1]
     if width != 2 * rotary.cos.shape[-1]:
         raise ValueError(f"the heads are {width} wide; the rotary tables are made for {2 * rotary.cos.shape[-1]}")
+    if kernels.runs(x, rotary.cos) and x.stride(-1) == 1:
+        return kernels.rotate(x, *rotary.tables, by_halves=rotary.pairing == "half")
     if rotary.pairing == "half":
         if x.shape[2] == 1 and x.dtype is torch.float32 and x.device.type == "cpu" and len(x) == len(rotary.cos):
             return torch.bmm(x.squeeze(2), rotary.matrix).unsqueeze(2)  # decoding: one operation instead of five

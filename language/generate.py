@@ -14,6 +14,7 @@ from typing import Protocol, SupportsIndex, TypeVar
 import torch
 from torch import Tensor
 
+from ..core.blocks.one_token import OneTokenRunner
 from ..core.kv_cache import ContiguousKVCache, KVCache, LayeredKVCache, RingKVCache
 from ..core.kv_cache.base import check_sizes
 from ..core.moe import Routing
@@ -201,7 +202,7 @@ def _tokens(
 ) -> Iterator[ChosenT]:
     if cache is None:
         cache = cache_for(model, len(prompt) + room - 1, chunk=chunk)
-    logits = prefill(model, prompt, cache, chunk=chunk, routing=routing)
+    logits, runner = prefill(model, prompt, cache, chunk=chunk, routing=routing), OneTokenRunner([*model.blocks])
     ids = torch.empty(1, 1, dtype=torch.int64, device=logits.device)
     for index in range(room):
         if not rows_are_finite(logits[None])[0]:
@@ -211,4 +212,4 @@ def _tokens(
         if chosen.token_id in stop_tokens or index + 1 == room:
             return
         ids.fill_(chosen.token_id)
-        logits = model.logits(ids, cache=cache, last_only=True, routing=routing)[0, 0]
+        logits = model.logits(ids, cache=cache, last_only=True, routing=routing, runner=runner)[0, 0]

@@ -19,7 +19,7 @@ from ..core.moe import Routing
 from ..core.norms import RMSNorm
 from ..core.ops.row_product import Linear, linear
 from ..core.rotary import rotary_table
-from ..core.stream import AttentionInputs, BlockInputs, Cache, NoCache, Stream, all_tokens, run_blocks
+from ..core.stream import AttentionInputs, BlockInputs, Cache, NoCache, Runner, Stream, all_tokens, run_blocks
 from .config import LanguageModelConfig
 
 __all__ = ["LanguageModel", "LanguageModelConfig", "Layer", "NoHead"]
@@ -111,18 +111,22 @@ class LanguageModel(nn.Module):
         counts: Tensor | None = None,
         last_only: bool = False,
         routing: Routing | None = None,
+        runner: Runner = run_blocks,
     ) -> Tensor:
         """Logits [B, L, V] of the token after each of `ids` [B, L] int64 (rows padded at the end).
 
         With a `cache`, `ids` follow what it holds, and it then holds the first `counts[b]` [B] of row b's too (default:
         all L). `last_only` gives those after each row's last real token alone, [B, 1, V]. `routing` is told which
-        experts were used.
+        experts were used. The `runner` walks the blocks where there is one new token a row.
 
         Raises:
             ValueError: more tokens than the context length.
         """
         num_new = ids.shape[1]
-        x = self._run(ids, cache, routing, _Last(counts) if last_only and num_new > 1 else all_tokens)
+        if num_new == 1:
+            x = self._run_one(ids, cache, routing, runner)
+        else:
+            x = self._run(ids, cache, routing, _Last(counts) if last_only else all_tokens)
         if cache is not None:
             cache.advance([num_new] * len(ids) if counts is None else counts)
         return self._head(x)
@@ -137,6 +141,20 @@ class LanguageModel(nn.Module):
         """The states after all blocks of the tokens that `kept` picks; the last block computes little else, unless it
         must tell a `routing` of all.
         """
+        prepared, keep = self._prepared(ids, cache, routing)
+        *blocks, last = self.blocks
+        stream = run_blocks(blocks, Stream(x=self.embed(ids)), prepared, keep)
+        if routing is not None:
+            return kept(last(stream, prepared, keep, len(blocks)).x)
+        return last(stream, dataclasses.replace(prepared, kept=kept), keep, len(blocks)).x
+
+    def _run_one(self, ids: Tensor, cache: KVCache | None, routing: Routing | None, runner: Runner) -> Tensor:
+        """The states after all blocks of one new token of each row."""
+        prepared, keep = self._prepared(ids, cache, routing)
+        return runner([*self.blocks], Stream(x=self.embed(ids)), prepared, keep).x
+
+    def _prepared(self, ids: Tensor, cache: KVCache | None, routing: Routing | None) -> tuple[BlockInputs, Cache]:
+        """What the blocks read for new tokens, and where they keep theirs."""
         num_new = ids.shape[1]
         self._check_length(num_new + (0 if cache is None else int(cache.lengths.max())))
         positions = torch.arange(num_new)[:, None] if cache is None else cache.positions(num_new)
@@ -145,12 +163,7 @@ class LanguageModel(nn.Module):
             return AttentionMask(causal=True) if cache is None else cache.mask(block, num_new)
 
         prepared = self._block_inputs(positions.to(ids.device), mask_of, num_new, routing)
-        keep: Cache = NoCache() if cache is None else cache
-        *blocks, last = self.blocks
-        stream = run_blocks(blocks, Stream(x=self.embed(ids)), prepared, keep)
-        if routing is not None:
-            return kept(last(stream, prepared, keep, len(blocks)).x)
-        return last(stream, dataclasses.replace(prepared, kept=kept), keep, len(blocks)).x
+        return prepared, NoCache() if cache is None else cache
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens > self.config.context_length:

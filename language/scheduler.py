@@ -11,6 +11,7 @@ from typing import Generic, Literal
 import torch
 from torch import Tensor
 
+from ..core.blocks.one_token import OneTokenRunner
 from ..core.kv_cache import KVCache, LayeredKVCache, PagedKVCache, PagedPool, PagedSequence, TokenChain, share_prefix
 from ..core.kv_cache.base import check_sizes
 from ..core.moe import Routing
@@ -112,6 +113,7 @@ class Scheduler(Generic[ChosenT]):
         self._max_rows = max_rows
         self._chunk = prefill_chunk
         self._routing = routing
+        self._runner = OneTokenRunner([*model.blocks])
         self._layout, self.pools = _pools(model, max_rows, num_blocks, block_size, prefill_chunk)
         self._requests: dict[Ticket, _Request[ChosenT]] = {}
         self._waiting: deque[_Request[ChosenT]] = deque()  # all younger than those that run; both in order of age
@@ -297,6 +299,7 @@ class Scheduler(Generic[ChosenT]):
             counts=None if min(counts) == longest else torch.tensor(counts),
             last_only=True,
             routing=self._routing,
+            runner=self._runner,
         )[:, 0].float()
         for (request, _), row, is_finite in zip(rows, logits, rows_are_finite(logits), strict=True):
             if request.num_pending == 0:

@@ -6,16 +6,24 @@ from .approximate import BlockedAttention, SlidingTileAttention
 from .base import FULL, AttentionBackend, AttentionCall, AttentionSelector
 from .flash_attn import FlashAttention
 from .flex import FlexAttention
+from .one_query import OneQueryAttention
 from .reference import ReferenceAttention
 from .sdpa import SDPAAttention
 from .xformers import XFormersAttention
 
-_PREFERENCE = ("flash_attn", "xformers", "sdpa", "flex", "reference")
+_PREFERENCE = ("one_query", "flash_attn", "xformers", "sdpa", "flex", "reference")
 
 
 def all_backends() -> tuple[AttentionBackend, ...]:
     """Every backend, installed or not, the plain definition first."""
-    return ReferenceAttention(), SDPAAttention(), FlexAttention(), FlashAttention(), XFormersAttention()
+    return (
+        ReferenceAttention(),
+        SDPAAttention(),
+        FlexAttention(),
+        FlashAttention(),
+        XFormersAttention(),
+        OneQueryAttention(),
+    )
 
 
 def approximations() -> tuple[AttentionBackend, ...]:

@@ -116,8 +116,9 @@ class Step:
     def write(self, buffer: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put new keys and values [B, Hkv, L, Dh] into `buffer` [2, B, Hkv, C, Dh]."""
         if isinstance(self.at, int):
-            for place, new in zip(buffer.narrow(3, self.at, self.num_new).unbind(), (keys, values), strict=True):
-                place.copy_(new)
+            key_places, value_places = buffer.narrow(3, self.at, self.num_new).unbind()
+            key_places.copy_(keys)
+            value_places.copy_(values)
             return
         rows = torch.arange(len(keys), device=buffer.device)[:, None]
         for half, new in zip(buffer, (keys, values), strict=True):
@@ -171,9 +172,9 @@ def check_sizes(**sizes: int) -> None:
 
 def check_new(keys: Tensor, values: Tensor, *, batch: int, kv_heads: int, head_width: int, dtype: torch.dtype) -> None:
     """Refuse new keys and values that are not [B, Hkv, L, Dh] of the cache's dtype."""
-    expected = [batch, kv_heads, keys.shape[2], head_width]
+    expected = (batch, kv_heads, keys.shape[2], head_width)
     for name, new in (("keys", keys), ("values", values)):
-        if list(new.shape) != expected:
-            raise ValueError(f"{name} are {list(new.shape)}; the cache takes {expected}")
+        if new.shape != expected:
+            raise ValueError(f"{name} are {list(new.shape)}; the cache takes {list(expected)}")
         if new.dtype != dtype:
             raise ValueError(f"{name} are {new.dtype}; the cache keeps {dtype}")

@@ -5,6 +5,7 @@ Legend: B rows, Hkv key/value heads, C tokens that a buffer has room for, Dh wid
 
 import torch
 
+from ..ops.kernels import TokenPlaces
 from .base import check_sizes
 from .rows import RowBuffers
 
@@ -42,6 +43,25 @@ class ContiguousKVCache(RowBuffers):
             device=device,
         )
         self.capacity = capacity
+
+    def place_token(self) -> TokenPlaces | None:
+        """Make room for one token of each row, which `advance` then counts, and tell where it goes; None where some
+        token does not see all that its row holds."""
+        if self._plan(1).mask.window is not None or self._plan(1).first:
+            return None
+        self._rows.num_written = 1
+        halves = [buffer.unbind() for buffer in self._buffers]
+        first = halves[0][0]
+        return TokenPlaces(
+            keys=torch.tensor([keys.data_ptr() for keys, _ in halves]),
+            values=torch.tensor([values.data_ptr() for _, values in halves]),
+            starts=torch.arange(self.batch)[:, None] * first.stride(0),
+            lengths=self._rows.tensor + 1,
+            size=first.shape[2],
+            head_step=first.stride(1),
+            token_step=first.stride(2),
+            dtype=first.dtype,
+        )
 
     def _make_room(self, num_new: int) -> None:
         longest = max(self._held)

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..attention.base import AttentionMask
+from ..ops.kernels import TokenPlaces
 from .base import KVCache
+from .contiguous import ContiguousKVCache
+from .paged import PagedKVCache
 
 
 class LayeredKVCache:
@@ -55,6 +58,13 @@ class LayeredKVCache:
         """`update` of the block's cache: [B, Hkv, L, Dh] new to all visible ones."""
         cache, local = self._places[block]
         return self._caches[cache].update(local, keys, values)
+
+    def place_token(self) -> TokenPlaces | None:
+        """That of the one cache that all blocks use; None where there are several."""
+        first = self._caches[0]
+        if len(self._caches) > 1 or not isinstance(first, ContiguousKVCache | PagedKVCache):
+            return None
+        return first.place_token()
 
     def advance(self, counts: Tensor | Sequence[int]) -> None:
         """Count the first `counts[b]` of row b's new tokens as read, in every cache."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention.base import AttentionMask
+from ..ops.kernels import TokenPlaces
 from .base import RowLengths, check_new, continuing_mask, first_visible
 from .pool import PagedPool, PagedSequence
 
@@ -79,6 +80,28 @@ class PagedKVCache:
         read = buffers.index_select(1, step.table).view(2, self.batch, -1, kv_heads, head_width)
         visible = read.narrow(2, step.first, step.end - step.first).transpose(2, 3)
         return visible[0], visible[1]
+
+    def place_token(self) -> TokenPlaces | None:
+        """Make room for one token of each row, which `advance` then counts, and tell where it goes; None where some
+        row takes none, or does not see all that it has read."""
+        pool = self._pool
+        if pool.window is not None or any(count != 1 for count in self._expected or ()):
+            return None
+        self._plan(1)
+        self._rows.num_written = 1
+        longest = max(len(sequence.blocks) for sequence in self._sequences)
+        blocks = [[*each.blocks, *[pool.zero_block] * (longest - len(each.blocks))] for each in self._sequences]
+        halves, (_, keys) = pool.buffers.unbind(), pool.buffers[0].unbind()
+        return TokenPlaces(
+            keys=torch.tensor([half[0].data_ptr() for half in halves]),
+            values=torch.tensor([half[1].data_ptr() for half in halves]),
+            starts=torch.tensor(blocks) * keys.stride(0),
+            lengths=self._rows.tensor + 1,
+            size=pool.block_size,
+            head_step=keys.stride(2),
+            token_step=keys.stride(1),
+            dtype=keys.dtype,
+        )
 
     def advance(self, counts: Tensor | Sequence[int]) -> None:
         """Count the first `counts[b]` of row b's new tokens as read.

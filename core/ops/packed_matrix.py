@@ -1,11 +1,13 @@
 """How a matrix of few bits lies in memory, and how it is multiplied by.
 
-The kernels are torch's own for CPUs; each has a layout of its own. Where one refuses a matrix (by its shape, the
-processor, or how torch was built), the matrix is unpacked for each product: the plain reference.
+Few rows go to our own kernel (`kernels`) where there is one; the others are torch's for CPUs, each with a layout of
+its own. Where all refuse a matrix (by its shape, the processor, or how torch was built), and in some for many rows, the
+matrix is unpacked for each product: the plain reference.
 
 Legend: M rows, N outputs, K inputs, G groups (K / 32).
 """
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .kernels import IS_BUILT, few_rows, unpacked
 from .quantise import GROUP, Quantised, values_int4, values_int8
 
 Kind = Literal["int8", "int4", "w8a8"]
 
-_FEW_ROWS = 32  # up to here torch's int8 kernel beats unpacking and a plain product
+_FEW_ROWS = 32  # up to here kernels beat unpacking and a plain product
 _LARGEST = 127  # of an activation in 8 bits
 _MIDDLE = 128  # what stands for 0 in them
 _SCALE_BYTES = 8  # of an output, as FBGEMM keeps it: the scale, and the sum of its weights
@@ -54,7 +57,8 @@ class PackedMatrix(ABC):
 
 
 class Unpacking(PackedMatrix):
-    """The plain reference: int8 as it is, or two neighbouring 4-bit numbers in a byte, the first one low."""
+    """The plain reference: int8 as it is with a scale per output [N], or 4-bit numbers in uint8 [N, G, 16], of which
+    byte j of a group holds number j low and number j + 16 high, with scales [N, G, 2] (see `quantise_int4`)."""
 
     has_kernel = False
 
@@ -65,9 +69,11 @@ class Unpacking(PackedMatrix):
     @classmethod
     def of(cls, quantised: Quantised) -> Self:
         """Of whole numbers, one each."""
-        numbers = quantised.numbers
-        is_int8 = numbers.dtype is torch.int8
-        return cls(numbers if is_int8 else numbers[:, ::2] | (numbers[:, 1::2] << 4), quantised.scales)
+        numbers, scales = quantised.numbers, quantised.scales
+        if numbers.dtype is torch.int8:
+            return cls(numbers, scales)
+        low, high = numbers.unflatten(1, (-1, GROUP)).chunk(2, dim=-1)
+        return cls(low | (high << 4), scales.transpose(0, 1).contiguous())
 
     def product(self, x: Tensor) -> Tensor:
         """In x's dtype throughout."""
@@ -77,32 +83,70 @@ class Unpacking(PackedMatrix):
         """[N, K]."""
         if self.numbers.dtype is torch.int8:
             return values_int8(self.numbers, self.scales, dtype)
-        numbers = torch.stack((self.numbers & 15, self.numbers >> 4), dim=-1).flatten(1)
-        return values_int4(numbers, self.scales, dtype)
+        numbers = torch.cat((self.numbers & 15, self.numbers >> 4), dim=-1).flatten(1)
+        return values_int4(numbers, self.scales.transpose(0, 1), dtype)
 
     def on(self, device: torch.device) -> "PackedMatrix":
         """The matrix on another device."""
         return Unpacking(self.numbers.to(device), self.scales.to(device))
 
 
-class Int8Kernel(Unpacking):
-    """8 bits with a bfloat16 scale per output, in the plain layout; the kernel takes bfloat16 rows, and few."""
+class OfFewRows(Unpacking):
+    """The plain layout, in which a kernel takes few rows; many are a plain product with the unpacked matrix, as all are
+    on other devices."""
 
     has_kernel = True
 
     def on(self, device: torch.device) -> PackedMatrix:
-        """On other devices the matrix is unpacked for each product."""
+        """The matrix on another device."""
         return self if device.type == "cpu" else super().on(device)
 
     def product(self, x: Tensor) -> Tensor:
-        """Of many rows, a plain product with the unpacked matrix."""
-        rows = x.reshape(-1, x.shape[-1])
-        if len(rows) > _FEW_ROWS:
+        """[..., K] to [..., N], in x's dtype."""
+        if not 0 < x.numel() <= _FEW_ROWS * x.shape[-1]:
             return super().product(x)
-        y = torch.ops.aten._weight_int8pack_mm.default(
-            rows.to(self.scales.dtype).contiguous(), self.numbers, self.scales
-        )
-        return y.to(x.dtype).view(*x.shape[:-1], y.shape[1])
+        y = self.of_few(x)
+        return y if y.dtype is x.dtype else y.to(x.dtype)
+
+    @abstractmethod
+    def of_few(self, x: Tensor) -> Tensor:
+        """x W^T, in the kernel's dtype."""
+
+
+class OurKernel(OfFewRows):
+    """8 or 4 bits with bfloat16 scales; activations and sums stay float32.
+
+    Raises:
+        NotImplementedError: the kernel was not built, or the processor lacks what it needs.
+    """
+
+    def __init__(self, numbers: Tensor, scales: Tensor) -> None:
+        if not IS_BUILT:
+            raise NotImplementedError("our kernel for few rows was not built")
+        super().__init__(numbers.contiguous(), scales)
+        is_int8 = numbers.dtype is torch.int8
+        self.kind: Literal["int8", "int4"] = "int8" if is_int8 else "int4"
+        self.size, self.per_byte = len(numbers), 1 if is_int8 else 2
+
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        """[N, K]."""
+        if dtype is not torch.float32 or not self.numbers.is_cpu:
+            return super().unpacked(dtype)
+        return unpacked(self.kind, self.numbers, self.scales, math.prod(self.numbers.shape[1:]) * self.per_byte)
+
+    def of_few(self, x: Tensor) -> Tensor:
+        """In float32."""
+        return few_rows(self.kind, x, self.numbers, self.scales, self.size)
+
+
+class Int8Kernel(OfFewRows):
+    """8 bits with a bfloat16 scale per output; torch's kernel takes bfloat16 rows."""
+
+    def of_few(self, x: Tensor) -> Tensor:
+        """In bfloat16."""
+        rows = x.reshape(-1, x.shape[-1]).to(self.scales.dtype).contiguous()
+        y = torch.ops.aten._weight_int8pack_mm.default(rows, self.numbers, self.scales)
+        return y.view(*x.shape[:-1], y.shape[1])
 
 
 class Int4Kernel(PackedMatrix):
@@ -153,20 +197,21 @@ class W8A8Kernel(PackedMatrix):
         return self.product(torch.eye(self.width)).T.to(dtype)
 
 
-_KERNELS: dict[Kind, Callable[[Quantised], PackedMatrix]] = {
-    "int8": Int8Kernel.of,
-    "int4": Int4Kernel,
-    "w8a8": W8A8Kernel,
+_KERNELS: dict[Kind, tuple[Callable[[Quantised], PackedMatrix], ...]] = {
+    "int8": (OurKernel.of, Int8Kernel.of),
+    "int4": (OurKernel.of, Int4Kernel),
+    "w8a8": (W8A8Kernel,),
 }
 
 
 def packed_matrix(kind: Kind, quantised: Quantised) -> PackedMatrix:
-    """The quantised matrix in its kernel's layout, or in the plain one if the kernel refuses it."""
+    """The quantised matrix in the layout of the first kernel that takes it, or in the plain one if all refuse."""
     if quantised.numbers.device.type == "cpu":
-        try:
-            matrix = _KERNELS[kind](quantised)
-            matrix.product(torch.zeros(1, quantised.numbers.shape[1]))
-            return matrix
-        except (RuntimeError, NotImplementedError, AttributeError):  # by shape, by processor, or not in this torch
-            pass
+        for kernel in _KERNELS[kind]:
+            try:
+                matrix = kernel(quantised)
+                matrix.product(torch.zeros(1, quantised.numbers.shape[1]))
+                return matrix
+            except (RuntimeError, NotImplementedError, AttributeError):  # by shape, by processor, or not in this torch
+                pass
     return Unpacking.of(quantised)

@@ -1,10 +1,14 @@
 """A linear layer that is fast on a CPU, for few rows, as in decoding token by token, and for long inputs.
 
-torch hands the product of one row with a matrix to one thread, which cannot draw the memory's whole bandwidth; as a
-batch of products, each with some of the matrix's rows, it is shared among the threads. For a few rows, W X^T runs at
-two to three times the rate of X W^T. For many, oneDNN's kernels take a fifth less time than those of MKL that torch
-calls, but add up all K terms in one chain: about twice the error for 576, and more for more. So they get long inputs
-only, where time matters most, and short chains. What is computed is the same but for rounding.
+Few rows go to our own kernel (`kernels`), which reads the matrix once for four of them, as fast as memory gives it.
+Without it: torch hands the product of one row with a matrix to one thread, which cannot draw the memory's whole
+bandwidth; as a batch of products, each with some of the matrix's rows, it is shared among the threads. For a few rows,
+W X^T runs at two to three times the rate of X W^T.
+
+For many rows, oneDNN's kernels take up to a fifth less time than those of MKL that torch calls, but add up all K terms
+in one chain: about twice the error for 576, and more for more. So they get long inputs only, where time matters most,
+and short chains. Processors without products in bfloat16 (AVX-512 BF16, AMX) multiply many rows in float32, four times
+faster than by torch's substitute. What is computed is the same but for rounding.
 
 Legend: N outputs, K inputs, T threads.
 """
@@ -13,11 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .kernels import IS_BUILT, MOST_ROWS, Kind, few_rows
+
+_KINDS: dict[torch.dtype, Kind] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _FEW_ROWS = 16
 _SMALLEST = 2**18  # weights; below, starting threads costs more than it saves
 _LONG = 256  # tokens, whatever the number of batch rows: a row alone goes the way that it goes in a batch
 _LONGEST_CHAIN = 1024
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
+_HAS_BFLOAT16 = _HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class Linear(nn.Linear):
@@ -30,10 +38,16 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b for x [..., K] and W [N, K], as `functional.linear`."""
+    size, width = weight.shape
+    rows = x.numel() // max(1, width)
+    if 0 < rows <= MOST_ROWS and _suits_kernel(x, weight):
+        y = few_rows(_KINDS[weight.dtype], x, weight, None, size)
+        y = y if bias is None else y.add_(bias)
+        return y if x.dtype is torch.float32 else y.to(x.dtype)
+    if _is_slow(x, weight):
+        return functional.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
     if not _pays(x, weight):
         return functional.linear(x, weight, bias)
-    size, width = weight.shape
-    rows = x.numel() // width
     if rows > _FEW_ROWS:
         if _HAS_ONEDNN and width <= _LONGEST_CHAIN and x.dim() > 1 and x.shape[-2] >= _LONG:
             return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -51,6 +65,20 @@ def _one_row(x: Tensor, weight: Tensor) -> Tensor:
     height = size // parts
     row = x.as_strided((parts, 1, width), (0, 0, x.stride(-1)))  # the same one for each part
     return torch.bmm(row, weight.as_strided((parts, width, height), (height * width, 1, width)))
+
+
+def _suits_kernel(x: Tensor, weight: Tensor) -> bool:
+    """Whether our kernel takes them; no gradient may follow."""
+    if not IS_BUILT or not x.is_cpu or x.dtype is not weight.dtype or weight.dtype not in _KINDS:
+        return False
+    return weight.is_contiguous() and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def _is_slow(x: Tensor, weight: Tensor) -> bool:
+    """Whether torch has no kernel for a product in bfloat16."""
+    if _HAS_BFLOAT16 or not x.is_cpu or x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
+        return False
+    return weight.numel() >= _SMALLEST and not torch.is_grad_enabled()
 
 
 def _pays(x: Tensor, weight: Tensor) -> bool:

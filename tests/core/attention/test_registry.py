@@ -16,7 +16,7 @@ from calotype.core.attention.flex import FlexAttention
 from calotype.core.attention.registry import all_backends, attention_report, attention_selector
 from calotype.core.attention.xformers import XFormersAttention
 
-NAMES = ("reference", "sdpa", "flex", "flash_attn", "xformers")
+NAMES = ("reference", "sdpa", "flex", "flash_attn", "xformers", "one_query")
 
 
 def make_call(
@@ -37,14 +37,15 @@ def make_call(
 def test_backends_and_their_order_of_preference() -> None:
     assert tuple(backend.name for backend in all_backends()) == NAMES
     preferred = [backend.name for backend in attention_selector().backends]
-    assert preferred == ["flash_attn", "xformers", "sdpa", "flex", "reference"]
+    assert preferred == ["one_query", "flash_attn", "xformers", "sdpa", "flex", "reference"]
 
 
 def test_the_choice_on_a_cpu_is_sdpa() -> None:
     call = make_call()
     selector = attention_selector()
     assert selector.choose(call).name == "sdpa"
-    assert selector.refusals(call) == {"flash_attn": "no CPU kernels", "xformers": "no CPU kernels"}
+    others = {"flash_attn": "no CPU kernels", "xformers": "no CPU kernels"}
+    assert selector.refusals(call) == others | {"one_query": "4 queries; it takes one"}
     torch.testing.assert_close(selector(call), torch.zeros_like(call.queries))
 
 
@@ -66,7 +67,8 @@ def test_an_unknown_name_lists_the_known() -> None:
 
 def test_the_report_names_every_backend() -> None:
     report = attention_report("cpu", torch.float32)
-    assert report == dict.fromkeys(NAMES[:3]) | {"flash_attn": "no CPU kernels", "xformers": "no CPU kernels"}
+    others = {"flash_attn": "no CPU kernels", "xformers": "no CPU kernels", "one_query": "64 queries; it takes one"}
+    assert report == dict.fromkeys(NAMES[:3]) | others
     assert attention_report(torch.device("meta"), torch.float32)["flex"] == "no META kernels"
 
 
@@ -177,6 +179,7 @@ def test_what_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         "flash_attn": "not installed (pip install flash-attn)",
         "xformers": "not installed (pip install xformers)",
         "flex": "Triton is not installed",
+        "one_query": "4 queries; it takes one",
     }
 
 

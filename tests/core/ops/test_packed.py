@@ -9,11 +9,26 @@ from gguf import GGMLQuantizationType
 from torch import Tensor, nn
 from torch.nn import functional
 
+from calotype.core.ops import packed_matrix
 from calotype.core.ops.packed import PackedLinear, PackingReport, pack_linears
-from calotype.core.ops.packed_matrix import Int4Kernel, Int8Kernel, Kind, W8A8Kernel
+from calotype.core.ops.packed_matrix import Int4Kernel, Int8Kernel, Kind, OurKernel, W8A8Kernel
 from calotype.core.ops.quantise import quantise_int4, quantise_int8, quantise_w8a8, values_int4, values_int8
 
 KINDS: tuple[Kind, ...] = ("int8", "int4", "w8a8")
+
+
+@pytest.fixture(params=["our kernel", "torch's kernels"])
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where our kernel was built, and as where it was not."""
+    if request.param != "our kernel":
+        monkeypatch.setattr(packed_matrix, "IS_BUILT", False)
+    elif not packed_matrix.IS_BUILT:
+        pytest.skip("our kernels are not built here")
+
+
+@pytest.fixture
+def only_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_matrix, "IS_BUILT", False)
 
 
 def weight(outputs: int, inputs: int, seed: int = 0) -> Tensor:
@@ -100,6 +115,7 @@ def test_large_weights_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert before.error == pytest.approx(after.error)
 
 
+@pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -118,13 +134,29 @@ def test_the_reference_runs_where_a_kernel_refuses(kind: Kind, monkeypatch: pyte
     w, x = weight(48, 64), torch.randn(3, 64)
     with_kernel = PackedLinear(w, None, kind)
     with monkeypatch.context() as patch:
-        for kernel in (Int8Kernel, Int4Kernel, W8A8Kernel):
+        for kernel in (OurKernel, Int8Kernel, Int4Kernel, W8A8Kernel):
             patch.setattr(kernel, "product", refuse)
         without = PackedLinear(w, None, kind)
     assert with_kernel.has_kernel and not without.has_kernel and "has_kernel=False" in str(without)
     assert relative(without.unpacked(), with_kernel.unpacked()) < 0.005
     assert relative(without(x), functional.linear(x, without.unpacked())) < 1e-6
     assert without.error == with_kernel.error
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("inputs", [32, 64, 608])
+def test_our_kernel_multiplies_by_what_the_weights_became(kind: Kind, inputs: int) -> None:
+    """With float32 activations; 4 bits round them to 16. Rows are what they are alone."""
+    layer = PackedLinear(weight(33, inputs), None, kind)
+    if not isinstance(layer.matrix, OurKernel):
+        pytest.skip("our kernels are not built here")
+    x = torch.randn(7, inputs) * torch.rand(inputs).mul(4).exp()
+    x[3] = 0
+    wanted = functional.linear(x.double(), layer.unpacked(torch.float64))
+    assert relative(layer(x), wanted) < (1e-6 if kind == "int8" else 5e-5)
+    assert torch.equal(layer(x), torch.cat([layer(row[None]) for row in x])) and not layer(x)[3].any()
+    x[1, 5], x[2, 7] = torch.inf, torch.nan
+    assert layer(x).isfinite().all(dim=1).tolist() == [True, False, False, True, True, True, True]
 
 
 def refuse(*arguments: object) -> Tensor:
@@ -168,6 +200,7 @@ def test_w8a8_leaves_torchs_settings_and_warnings_alone(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_share_a_layer_and_copies_its_matrix(kind: Kind) -> None:
     layer = PackedLinear(weight(48, 64), torch.randn(48), kind)
@@ -179,6 +212,7 @@ def test_threads_share_a_layer_and_copies_its_matrix(kind: Kind) -> None:
     assert copied.matrix is layer.matrix and torch.equal(copied(inputs[0]), wanted[0])
 
 
+@pytest.mark.usefixtures("only_torchs")
 def test_4_bits_need_groups_of_inputs_and_kernels_need_multiples_of_16_outputs() -> None:
     narrow = PackedLinear(weight(16, 40), None, "int4")
     assert narrow.kind == "int8" and narrow.report("a", 1).kind == "int8"
@@ -195,6 +229,7 @@ def net() -> nn.Module:
     )
 
 
+@pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("kind", KINDS)
 def test_linears_are_replaced_and_reported(kind: Kind) -> None:
     module, x = net(), torch.randn(2, 64)
@@ -230,6 +265,7 @@ def test_what_cannot_be_packed_is_refused_and_left_alone() -> None:
     assert type(module["b"]) is nn.Linear
 
 
+@pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_layers_keep_their_scales_and_cannot_be_saved(kind: Kind) -> None:
     layer = PackedLinear(weight(16, 64), torch.zeros(16), kind)
@@ -239,19 +275,32 @@ def test_packed_layers_keep_their_scales_and_cannot_be_saved(kind: Kind) -> None
     assert moved(torch.ones(1, 64, dtype=torch.float64)).dtype == torch.float64
     with pytest.raises(ValueError, match="0 is packed and cannot be saved"):
         moved.state_dict()
-    if kind == "int8":
+    if not isinstance(layer.matrix, Int4Kernel | W8A8Kernel):
         assert layer.to("meta")(torch.ones(1, 64, device="meta")).is_meta
         return
     with pytest.raises(ValueError, match="packed for the CPU cannot go to meta"):
         layer.to("meta")
 
 
+@pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_vector(kind: Kind) -> None:
     layer, x = PackedLinear(weight(48, 64), torch.randn(48), kind), torch.randn(64)
     torch.testing.assert_close(layer(x), layer(x[None])[0])
 
 
+@pytest.mark.usefixtures("only_torchs")
 def test_without_a_kernel_weights_can_move() -> None:
     layer = PackedLinear(weight(9, 64), torch.zeros(9), "int4")
     assert not layer.has_kernel and layer.to("meta")(torch.ones(1, 64, device="meta")).is_meta
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_unpacking_is_that_of_the_reference(kind: Kind) -> None:
+    """In float32 by our kernel, in other dtypes by torch's operations."""
+    layer = PackedLinear(weight(33, 96), None, kind)
+    if not isinstance(layer.matrix, OurKernel):
+        pytest.skip("our kernels are not built here")
+    assert relative(layer.unpacked(), layer.unpacked(torch.float64)) < 1e-6
+    x = torch.randn(40, 96)
+    assert relative(layer(x), functional.linear(x.double(), layer.unpacked(torch.float64))) < 1e-6

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from calotype.core.ops import row_product
+from calotype.core.ops import kernels, row_product
 from calotype.core.ops.row_product import Linear, linear
 
 
@@ -18,11 +18,22 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(params=["our kernel", "torch's alone"])
+def with_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Both with our kernel and as where it was not built."""
+    if request.param == "our kernel":
+        if not kernels.IS_BUILT:
+            pytest.skip("our kernels are not built here")
+        return True
+    monkeypatch.setattr(row_product, "IS_BUILT", False)
+    return False
+
+
 @pytest.mark.parametrize(
     "shape", [(1, 300), (300,), (1, 1, 300), (2, 300), (3, 2, 300), (16, 300), (17, 300), (2, 256, 300)]
 )
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_product_is_that_of_linear(threads: int, shape: tuple[int, ...], bias: bool) -> None:
+def test_the_product_is_that_of_linear(threads: int, shape: tuple[int, ...], bias: bool, with_kernel: bool) -> None:
     torch.manual_seed(0)
     layer = Linear(300, 900, bias=bias)
     x = torch.randn(shape)
@@ -34,7 +45,10 @@ def test_the_product_is_that_of_linear(threads: int, shape: tuple[int, ...], bia
 
 
 def test_large_matrices_take_the_other_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plain product stands behind what is not a large float32 matrix without gradients, and for want of oneDNN."""
+    """Without our kernel, the plain product stands behind what is not a large float32 matrix without gradients, and for
+    want of oneDNN."""
+    monkeypatch.setattr(row_product, "IS_BUILT", False)
+    monkeypatch.setattr(row_product, "_HAS_BFLOAT16", True)
     calls: list[int] = []
     plain = functional.linear
 
@@ -61,8 +75,48 @@ def test_large_matrices_take_the_other_ways(monkeypatch: pytest.MonkeyPatch) -> 
     assert calls[-1] == 5
 
 
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_rows_go_to_our_kernel(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kernels.IS_BUILT:
+        pytest.skip("our kernels are not built here")
+    torch.manual_seed(0)
+    layer, x = Linear(91, 77).to(dtype), torch.randn(rows, 91).to(dtype)
+    monkeypatch.setattr(row_product.functional, "linear", None)
+    with torch.no_grad():
+        y = layer(x)
+        each = torch.cat([layer(row[None]) for row in x])
+        wanted = x.double() @ layer.weight.double().T + layer.bias.double()
+    assert y.dtype == dtype and torch.equal(y, each)
+    assert float((y.double() - wanted).norm() / wanted.norm()) < (1e-6 if dtype == torch.float32 else 4e-3)
+
+
+def test_what_our_kernel_does_not_take(with_kernel: bool) -> None:
+    """No rows, no inputs, other dtypes, weights that do not lie in one piece, gradients."""
+    cases = [(torch.randn(0, 512), torch.randn(600, 512)), (torch.randn(2, 0), torch.randn(600, 0))]
+    cases += [(torch.randn(2, 512).double(), torch.randn(600, 512).double())]
+    cases += [(torch.randn(2, 600), torch.randn(600, 512).T)]
+    with torch.no_grad():
+        for x, weight in cases:
+            torch.testing.assert_close(linear(x, weight), functional.linear(x, weight))
+    weight = torch.randn(600, 512, requires_grad=True)
+    linear(torch.randn(2, 512), weight).sum().backward()
+    assert weight.grad is not None and weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("rows", [20, 300])
+def test_bfloat16_without_products_of_its_own(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows are multiplied in float32 and rounded once."""
+    monkeypatch.setattr(row_product, "_HAS_BFLOAT16", False)
+    torch.manual_seed(0)
+    layer, x = Linear(300, 900).bfloat16(), torch.randn(rows, 300).bfloat16()
+    with torch.no_grad():
+        wanted = functional.linear(x.float(), layer.weight.float(), layer.bias.float()).bfloat16()
+        assert torch.equal(layer(x), wanted)
+
+
 @pytest.mark.parametrize("rows", [1, 5, 300])
-def test_inputs_may_lie_anywhere(rows: int) -> None:
+def test_inputs_may_lie_anywhere(rows: int, with_kernel: bool) -> None:
     """Views into wider rows, every second channel, rows and channels swapped."""
     torch.manual_seed(0)
     layer = Linear(300, 900)
