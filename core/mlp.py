@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .ops import kernels
-from .ops.row_product import Linear
+from .ops.row_product import Linear, WideLinear
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 
@@ -81,6 +81,8 @@ def gelu(x: Tensor, approximate: Literal["none", "tanh"]) -> Tensor:
     """gelu(x), in x's memory where no gradient can follow (see `gated`)."""
     if torch.is_grad_enabled():
         return functional.gelu(x, approximate=approximate)
+    if approximate == "tanh" and x.is_contiguous() and kernels.runs(x):
+        return kernels.gelu_tanh_(x)
     return torch.ops.aten.gelu_(x, approximate=approximate)
 
 
@@ -112,8 +114,8 @@ class GELUMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.approximate: Literal["none", "tanh"] = approximate
-        self.up = nn.Linear(width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, width if width_out is None else width_out, bias=bias)
+        self.up = WideLinear(width, hidden, bias=bias)
+        self.down = WideLinear(hidden, width if width_out is None else width_out, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to [..., width_out]."""

@@ -59,12 +59,18 @@ def _rms_norm_rows(x: Tensor, weight: Tensor | None, eps: float, out: Tensor) ->
 
 
 def norm_halves(x: Tensor, first: nn.Module, second: nn.Module, out: Tensor) -> None:
-    """Axis 1 in halves, each through a norm of its own, into `out`; both [B, 2 H, ...]. No gradient follows."""
+    """Axis 1 in halves, each through a norm of its own, into `out`; both [B, 2 H, L, Dh]. No gradient follows."""
     for norm, half, place in zip((first, second), x.chunk(2, dim=1), out.chunk(2, dim=1), strict=True):
-        if isinstance(norm, RMSNorm) and not norm.offset and _is_plain(x):
-            _rms_norm_rows(half, norm.weight, norm.eps, place)
-        else:
+        if not isinstance(norm, RMSNorm) or norm.offset or not _is_plain(x):
             place.copy_(norm(half))
+        elif kernels.runs(x, place, *_given(norm.weight)) and x.stride(-1) == 1:
+            kernels.rms_norm_into(half, norm.weight, norm.eps, place)
+        else:
+            _rms_norm_rows(half, norm.weight, norm.eps, place)
+
+
+def _given(weight: Tensor | None) -> tuple[Tensor, ...]:
+    return () if weight is None else (weight,)
 
 
 class LayerNorm(nn.Module):

@@ -13,6 +13,7 @@ from ..attention.base import AttentionCall
 from ..mlp import GELUMLP
 from ..modulation import Modulation
 from ..norms import LayerNorm, RMSNorm, norm_halves
+from ..ops.row_product import WideLinear
 from ..stream import BlockInputs, Cache, Stream
 from .joint import attend
 
@@ -76,10 +77,10 @@ class SelfAttention(nn.Module):
     def __init__(self, config: CrossConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.qkv = WideLinear(config.width, 3 * config.width)
         self.query_norm = RMSNorm(config.width, eps=config.qk_eps)
         self.key_norm = RMSNorm(config.width, eps=config.qk_eps)
-        self.output = nn.Linear(config.width, config.width)
+        self.output = WideLinear(config.width, config.width)
 
     def forward(self, h: Tensor, prepared: BlockInputs, cache: Cache, i: int) -> Tensor:
         """[B, L, D] to [B, L, D]."""
@@ -104,9 +105,9 @@ class CrossAttention(nn.Module):
     def __init__(self, config: CrossConfig) -> None:
         super().__init__()
         self.config = config
-        self.query = nn.Linear(config.width, config.width)
+        self.query = WideLinear(config.width, config.width)
         self.query_norm = RMSNorm(config.width, eps=config.qk_eps)
-        self.output = nn.Linear(config.width, config.width)
+        self.output = WideLinear(config.width, config.width)
 
     def forward(self, h: Tensor, prepared: BlockInputs, i: int) -> Tensor:
         """[B, L, D] to [B, L, D]."""

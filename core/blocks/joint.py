@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..attention.base import AttentionCall
 from ..mlp import GELU, Feedforward
 from ..norms import LayerNorm, RMSNorm, norm_halves
+from ..ops.row_product import WideLinear
 from ..rotary import turned
 from ..stream import BlockInputs, Cache, Stream
 
@@ -83,7 +84,7 @@ class JointHeads(nn.Module):
         super().__init__()
         width = config.width
         self.config = config
-        self.qkv = nn.Linear(width, 3 * width, bias=config.bias)
+        self.qkv = WideLinear(width, 3 * width, bias=config.bias)
         self.query_norm = RMSNorm(config.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
         self.key_norm = RMSNorm(config.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
 
@@ -103,7 +104,7 @@ class JointStream(JointHeads):
 
     def __init__(self, config: JointConfig) -> None:
         super().__init__(config)
-        self.output = nn.Linear(config.width, config.width, bias=config.bias)
+        self.output = WideLinear(config.width, config.width, bias=config.bias)
         self.mlp = config.mlp.build(config.width, config.hidden, bias=config.bias)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..attention.base import FULL, AttentionCall
 from ..norms import LayerNorm
+from ..ops.row_product import WideLinear
 from ..stream import BlockInputs, Cache, Stream
 from .joint import JointBlock, JointConfig, JointHeads, JointStream, attend_together, within_float16
 
@@ -65,7 +66,7 @@ class SelfAttention(JointHeads):
 
     def __init__(self, config: JointConfig) -> None:
         super().__init__(config)
-        self.output = nn.Linear(config.width, config.width, bias=config.bias)
+        self.output = WideLinear(config.width, config.width, bias=config.bias)
 
     def forward(self, h: Tensor, prepared: BlockInputs) -> Tensor:
         """[B, L, D] to [B, L, D]."""

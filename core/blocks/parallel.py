@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..norms import LayerNorm, RMSNorm
+from ..ops.row_product import WideLinear
 from ..stream import BlockInputs, Cache, Stream
 from .joint import JointConfig, attend, split_heads, within_float16
 
@@ -26,10 +27,10 @@ class ParallelBlock(nn.Module):
         self.config = config
         self.norm = LayerNorm(width, eps=config.norm_eps, affine=False)
         self.mlp_width = config.mlp.inner_width(config.hidden)
-        self.inner = nn.Linear(width, 3 * width + self.mlp_width, bias=config.bias)
+        self.inner = WideLinear(width, 3 * width + self.mlp_width, bias=config.bias)
         self.query_norm = RMSNorm(config.head_width, eps=config.norm_eps)
         self.key_norm = RMSNorm(config.head_width, eps=config.norm_eps)
-        self.output = nn.Linear(width + config.hidden, width, bias=config.bias)
+        self.output = WideLinear(width + config.hidden, width, bias=config.bias)
 
     def forward(self, stream: Stream, prepared: BlockInputs, cache: Cache, i: int) -> Stream:
         """The stream after this block; `i` is its index in the stack."""

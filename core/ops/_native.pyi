@@ -4,8 +4,26 @@ def row_products(
     kind: int, x: int, w: int, scales: int, y: int, rows: int, size: int, width: int, threads: int, /
 ) -> None: ...
 def unpack(kind: int, w: int, scales: int, y: int, size: int, width: int, threads: int, /) -> None: ...
-def rms_norm(x: int, weight: int, y: int, rows: int, width: int, eps: float, threads: int, /) -> None: ...
+def rms_norm(
+    x: int,
+    weight: int,
+    y: int,
+    size_0: int,
+    size_1: int,
+    size_2: int,
+    x_step_0: int,
+    x_step_1: int,
+    x_step_2: int,
+    y_step_0: int,
+    y_step_1: int,
+    y_step_2: int,
+    width: int,
+    eps: float,
+    threads: int,
+    /,
+) -> None: ...
 def silu_gate(x: int, y: int, rows: int, width: int, threads: int, /) -> None: ...
+def gelu_tanh(x: int, size: int, threads: int, /) -> None: ...
 def rotate(
     x: int,
     cos: int,

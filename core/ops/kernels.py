@@ -68,13 +68,22 @@ def unpacked(kind: Literal["int8", "int4"], weight: Tensor, scales: Tensor, widt
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
-    assert _native is not None
     x, width = x.contiguous(), x.shape[-1]
     y = torch.empty_like(x)
-    scale = 0 if weight is None else weight.data_ptr()
-    rows = x.numel() // width
-    _native.rms_norm(x.data_ptr(), scale, y.data_ptr(), rows, width, eps, _threads(x.numel()))
+    rms_norm_into(x.view(1, 1, -1, width), weight, eps, y.view(1, 1, -1, width))
     return y
+
+
+def rms_norm_into(x: Tensor, weight: Tensor | None, eps: float, y: Tensor) -> None:
+    """`rms_norm` of [B, H, L, Dh], written to a tensor of its size; only the last axes must be contiguous."""
+    assert _native is not None
+    (*sizes, width), (*x_steps, x_step), (*y_steps, y_step) = x.shape, x.stride(), y.stride()
+    assert y.shape == x.shape and x_step == y_step == 1
+    _native.rms_norm(
+        *(x.data_ptr(), 0 if weight is None else weight.data_ptr(), y.data_ptr()),
+        *(sizes[0], sizes[1], sizes[2], x_steps[0], x_steps[1], x_steps[2], y_steps[0], y_steps[1], y_steps[2]),
+        *(width, eps, _threads(x.numel())),
+    )
 
 
 def silu_gate(gate_up: Tensor) -> Tensor:
@@ -85,6 +94,13 @@ def silu_gate(gate_up: Tensor) -> Tensor:
     threads = _threads(8 * y.numel())
     _native.silu_gate(gate_up.data_ptr(), y.data_ptr(), y.numel() // width, width, threads)
     return y
+
+
+def gelu_tanh_(x: Tensor) -> Tensor:
+    """The GELU approximated by tanh, in the memory of x, which lies in one piece."""
+    assert _native is not None and x.is_contiguous()
+    _native.gelu_tanh(x.data_ptr(), x.numel(), _threads(16 * x.numel()))
+    return x
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, by_halves: bool) -> Tensor:

@@ -36,6 +36,16 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
+class WideLinear(nn.Linear):
+    """`nn.Linear`, made for many rows in any dtype: those of denoisers, whose float32 products stay torch's own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., K] to [..., N]."""
+        if _is_slow(input, self.weight):
+            return _by_float32(input, self.weight, self.bias)
+        return functional.linear(input, self.weight, self.bias)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b for x [..., K] and W [N, K], as `functional.linear`."""
     size, width = weight.shape
@@ -45,7 +55,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = y if bias is None else y.add_(bias)
         return y if x.dtype is torch.float32 else y.to(x.dtype)
     if _is_slow(x, weight):
-        return functional.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+        return _by_float32(x, weight, bias)
     if not _pays(x, weight):
         return functional.linear(x, weight, bias)
     if rows > _FEW_ROWS:
@@ -79,6 +89,10 @@ def _is_slow(x: Tensor, weight: Tensor) -> bool:
     if _HAS_BFLOAT16 or not x.is_cpu or x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
         return False
     return weight.numel() >= _SMALLEST and not torch.is_grad_enabled()
+
+
+def _by_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return functional.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
 
 
 def _pays(x: Tensor, weight: Tensor) -> bool:

@@ -7,8 +7,9 @@
 static PyMethodDef METHODS[] = {
     KERNEL(row_products, "kind, x, w, scales, y, rows, size, width, threads"),
     KERNEL(unpack, "kind, w, scales, y, size, width, threads"),
-    KERNEL(rms_norm, "x, weight, y, rows, width, eps, threads"),
+    KERNEL(rms_norm, "x, weight, y, three sizes, three steps of x, three steps of y, width, eps, threads"),
     KERNEL(silu_gate, "x, y, rows, width, threads"),
+    KERNEL(gelu_tanh, "x, size, threads"),
     KERNEL(rotate, "x, cos, sin, y, rows, heads, length, width, row_step, head_step, token_step, table_step, "
                    "by_halves, threads"),
     KERNEL(one_query, "queries, keys, values, y, key_rows, value_rows, lengths, rows, heads, kv_heads, num_keys, "

@@ -120,6 +120,7 @@ PyObject *row_products(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *unpack(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *rms_norm(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *silu_gate(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *gelu_tanh(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *rotate(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *one_query(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *one_token(PyObject *self, PyObject *const *args, Py_ssize_t count);

@@ -26,18 +26,28 @@ AVX2 void normalise(const float *x, const float *weight, float *y, long width, f
     for (; k < width; k++) y[k] = x[k] * scale * (weight ? weight[k] : 1.0f);
 }
 
+/* Over the last of four axes; the others may lie anywhere. */
 PyObject *rms_norm(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Arguments a = {args, count, 0};
     const float *x = address(&a), *weight = address(&a);
     float *y = address(&a);
-    const long rows = whole(&a), width = whole(&a);
+    long sizes[3], x_steps[3], y_steps[3];
+    for (int n = 0; n < 3; n++) sizes[n] = whole(&a);
+    for (int n = 0; n < 3; n++) x_steps[n] = whole(&a);
+    for (int n = 0; n < 3; n++) y_steps[n] = whole(&a);
+    const long width = whole(&a);
     const float eps = real(&a);
     const int threads = (int)whole(&a);
     (void)self;
     if (!complete(&a)) return NULL;
+    const long rows = sizes[0] * sizes[1] * sizes[2];
     Py_BEGIN_ALLOW_THREADS
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (long row = 0; row < rows; row++) normalise(x + row * width, weight, y + row * width, width, eps);
+    for (long row = 0; row < rows; row++) {
+        const long i = row / (sizes[1] * sizes[2]), j = row / sizes[2] % sizes[1], k = row % sizes[2];
+        normalise(x + i * x_steps[0] + j * x_steps[1] + k * x_steps[2], weight,
+                  y + i * y_steps[0] + j * y_steps[1] + k * y_steps[2], width, eps);
+    }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -77,6 +87,39 @@ PyObject *silu_gate(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Py_BEGIN_ALLOW_THREADS
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long row = 0; row < rows; row++) gate(x + 2 * row * width, y + row * width, width);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* x / (1 + e^(-2 z)) with z = sqrt(2 / pi) (x + 0.044715 x^3), in place: the GELU approximated by tanh */
+AVX2 static void gelu(float *x, long count) {
+    const __m256 one = _mm256_set1_ps(1.0f), cubic = _mm256_set1_ps(0.044715f);
+    const __m256 factor = _mm256_set1_ps(-1.5957691216057308f);
+    for (long k = 0; k < count; k += LANES) {
+        const long left = count - k;
+        float rest[LANES] = {0}, *at = x + k;
+        if (left < LANES) at = memcpy(rest, x + k, (size_t)left * sizeof *rest);
+        const __m256 value = _mm256_loadu_ps(at);
+        const __m256 grown = _mm256_fmadd_ps(_mm256_mul_ps(value, value), cubic, one);
+        const __m256 power = exp8(_mm256_mul_ps(factor, _mm256_mul_ps(value, grown)));
+        _mm256_storeu_ps(at, _mm256_div_ps(value, _mm256_add_ps(one, power)));
+        if (left < LANES) memcpy(x + k, rest, (size_t)left * sizeof *rest);
+    }
+}
+
+PyObject *gelu_tanh(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Arguments a = {args, count, 0};
+    float *x = address(&a);
+    const long size = whole(&a);
+    const int threads = (int)whole(&a);
+    (void)self;
+    if (!complete(&a)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int part = 0; part < threads; part++) {
+        const long first = size * part / threads;
+        gelu(x + first, size * (part + 1) / threads - first);
+    }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

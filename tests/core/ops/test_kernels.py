@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from calotype.core import norms, rotary
+from calotype.core.mlp import gelu
 from calotype.core.norms import RMSNorm
 from calotype.core.ops import kernels
 from calotype.core.rotary import RotaryConfig, apply_rotary, rotary_table
@@ -38,6 +39,21 @@ def test_rms_norm(width: int) -> None:
     assert not kernels.rms_norm(torch.zeros(2, width), weight, 1e-6).any()
 
 
+def test_norms_of_heads_anywhere() -> None:
+    """Queries and keys out of one matrix, each through a norm of its own."""
+    qkv, first, second = torch.randn(2, 5, 3 * 4 * 24), RMSNorm(24), RMSNorm(24, eps=1e-3, affine=False)
+    nn.init.normal_(first.weight)
+    heads = qkv.unflatten(-1, (12, 24)).transpose(1, 2)[:, :8]
+    out = torch.empty(2, 8, 9, 24)[:, :, 2:7]
+    norms.norm_halves(heads, first, second, out)
+    assert first.weight is not None
+    wanted = (
+        functional.rms_norm(heads[:, :4], (24,), first.weight, 1e-6),
+        functional.rms_norm(heads[:, 4:], (24,), None, 1e-3),
+    )
+    assert relative(out, torch.cat(wanted, dim=1)) < 1e-6
+
+
 def test_the_layer_takes_it_where_it_may() -> None:
     norm, x = RMSNorm(24), torch.randn(4, 24)
     with pytest.MonkeyPatch.context() as patch:
@@ -59,6 +75,15 @@ def test_silu_of_the_largest_numbers_and_of_no_numbers() -> None:
     gates = torch.tensor([-1e30, -200.0, -88.0, 0.0, 88.0, 200.0, 1e30, torch.inf, torch.nan])
     y = kernels.silu_gate(torch.cat((gates, torch.ones(9))))
     assert torch.allclose(y[:7], functional.silu(gates[:7]), atol=1e-30) and y[7] == torch.inf and y[8].isnan()
+
+
+@pytest.mark.parametrize("count", [1, 8, 13, 1000])
+def test_gelu(count: int) -> None:
+    x = 4 * torch.randn(count)
+    wanted = functional.gelu(x.double(), approximate="tanh")
+    assert kernels.gelu_tanh_(x) is x and relative(x, wanted) < 5e-6
+    extremes = torch.tensor([torch.inf, torch.nan, -1e30, 1e30])
+    assert gelu(extremes, "tanh").nan_to_num(7.0, 9.0).tolist() == [9.0, 7.0, 0.0, extremes[3].item()]
 
 
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])

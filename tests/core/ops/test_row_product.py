@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from calotype.core.ops import kernels, row_product
-from calotype.core.ops.row_product import Linear, linear
+from calotype.core.ops.row_product import Linear, WideLinear, linear
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -105,14 +105,26 @@ def test_what_our_kernel_does_not_take(with_kernel: bool) -> None:
 
 
 @pytest.mark.parametrize("rows", [20, 300])
-def test_bfloat16_without_products_of_its_own(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many rows are multiplied in float32 and rounded once."""
+@pytest.mark.parametrize("kind", [Linear, WideLinear])
+def test_bfloat16_without_products_of_its_own(
+    kind: type[Linear] | type[WideLinear], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many rows are multiplied in float32 and rounded once; where a gradient may follow, torch does it."""
     monkeypatch.setattr(row_product, "_HAS_BFLOAT16", False)
     torch.manual_seed(0)
-    layer, x = Linear(300, 900).bfloat16(), torch.randn(rows, 300).bfloat16()
+    layer, x = kind(300, 900).bfloat16(), torch.randn(rows, 300).bfloat16()
     with torch.no_grad():
         wanted = functional.linear(x.float(), layer.weight.float(), layer.bias.float()).bfloat16()
         assert torch.equal(layer(x), wanted)
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None and layer.weight.grad.dtype is torch.bfloat16
+
+
+def test_wide_layers_are_torchs_in_other_dtypes() -> None:
+    torch.manual_seed(0)
+    layer, x = WideLinear(300, 900), torch.randn(3, 300)
+    with torch.no_grad():
+        assert torch.equal(layer(x), functional.linear(x, layer.weight, layer.bias))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 300])
