@@ -69,7 +69,7 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     Where no gradient can follow, the gate's memory takes the result: on a CPU, fresh memory of this size costs more
     than the arithmetic.
     """
-    if activation == "silu" and kernels.runs(gate_up):
+    if activation == "silu" and gate_up.shape[-1] % 2 == 0 and kernels.runs(gate_up):
         return kernels.silu_gate(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     keeps = torch.is_grad_enabled()

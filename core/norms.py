@@ -30,7 +30,7 @@ class RMSNorm(nn.Module):
         if weight is not None and self.offset:
             return functional.rms_norm(x.float(), self.shape, weight.float() + self.offset, self.eps).to(x.dtype)
         if weight is None or weight.dtype == x.dtype:
-            if kernels.runs(x):
+            if x.shape[-1:] == self.shape and kernels.runs(x, *_given(weight)):
                 return kernels.rms_norm(x, weight, self.eps)
             if _is_plain(x):
                 return _rms_norm(x, weight, self.eps)
@@ -40,13 +40,13 @@ class RMSNorm(nn.Module):
 
 def _is_plain(x: Tensor) -> bool:
     """Whether our own operations are faster, and allowed."""
-    return x.dtype is torch.float32 and x.is_cpu and not torch.is_grad_enabled()
+    return x.dtype is torch.float32 and x.is_cpu and kernels.alone()
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """`functional.rms_norm`, which is seven operations on a CPU, in fewer, with no temporary of the input's size."""
     width = x.shape[-1]
-    if x.numel() == width and not torch.compiler.is_compiling():  # one row, as in decoding: its scale is a number
+    if x.numel() == width:  # one row, as in decoding: its scale is a number
         scale = 1 / math.sqrt(float(torch.linalg.vector_norm(x)) ** 2 / width + eps)
         return x * scale if weight is None else torch.addcmul(_ZERO, x, weight, value=scale)
     return _rms_norm_rows(x, weight, eps, torch.empty_like(x))

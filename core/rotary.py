@@ -130,6 +130,11 @@ class Rotary:
     sin: Tensor
     pairing: Pairing
 
+    def fits(self, x: Tensor) -> bool:
+        """Whether heads [B, H, L, Dh] have as many tokens and rows, with channels that lie side by side."""
+        rows, length, _ = self.cos.shape
+        return x.dim() == 4 and x.shape[2] == length and rows in (1, len(x)) and x.stride(-1) == 1
+
     @cached_property
     def tables(self) -> tuple[Tensor, Tensor]:
         """`cos` and `sin`, each in one piece."""
@@ -200,7 +205,7 @@ def apply_rotary(x: Tensor, rotary: Rotary | None) -> Tensor:
     width = x.shape[-1]
     if width != 2 * rotary.cos.shape[-1]:
         raise ValueError(f"the heads are {width} wide; the rotary tables are made for {2 * rotary.cos.shape[-1]}")
-    if kernels.runs(x, rotary.cos) and x.stride(-1) == 1:
+    if rotary.fits(x) and kernels.runs(x, rotary.cos, rotary.sin):
         return kernels.rotate(x, *rotary.tables, by_halves=rotary.pairing == "half")
     if rotary.pairing == "half":
         if x.shape[2] == 1 and x.dtype is torch.float32 and x.device.type == "cpu" and len(x) == len(rotary.cos):

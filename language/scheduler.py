@@ -161,6 +161,8 @@ class Scheduler(Generic[ChosenT]):
                     f"{len(ids)} prompt + {room} new tokens need {needed} blocks of {pool.block_size} tokens; "
                     f"the pool has {pool.num_blocks}"
                 )
+        if not self._requests:  # nobody waits: whatever has become of the model's parts counts from here on
+            self._runner = OneTokenRunner([*self._model.blocks])
         ticket = Ticket(self._num_tickets)
         self._num_tickets += 1
         request = _Request(

@@ -26,29 +26,35 @@ class OneQueryAttention:
             return f"no {queries.device.type.upper()} kernels"
         if keys.dtype not in (torch.float32, torch.bfloat16) or keys.dtype is not values.dtype:
             return f"{keys.dtype} is not supported; float32 and bfloat16 are"
-        if call.needs_gradient or torch.compiler.is_compiling():
-            return "no gradients, and no compiling"
-        if queries.shape[3] % 8 or keys.shape[3] != queries.shape[3] or values.shape[3] != queries.shape[3]:
-            return f"head width {queries.shape[3]} is not a multiple of 8, or that of the values is another"
+        if not self._may_run(call):
+            return "no gradients, compiling, tracing, autocast or tensors of other kinds"
+        if keys.shape != values.shape or len(keys) != len(queries):
+            return "keys and values of other sizes, or for other rows"
+        if queries.shape[3] % 8:
+            return f"head width {queries.shape[3]} is not a multiple of 8"
         if keys.stride(3) != 1 or values.stride(3) != 1:
             return "heads whose channels do not lie side by side"
         if call.mask.causal and call.mask.window is not None:
             return "a sliding window is not supported"
         return None
 
+    def _may_run(self, call: AttentionCall) -> bool:
+        with torch.set_grad_enabled(call.needs_gradient):
+            return kernels.may_run(call.queries, call.keys, call.values)
+
     def __call__(self, call: AttentionCall) -> Tensor:
         """[B, H, 1, Dh]."""
         sees_all = call.mask.sees_all(1, call.keys.shape[2])
-        lengths = None if sees_all else seen_lengths(call.mask, len(call.queries))
+        lengths = None if sees_all else seen_lengths(call.mask, len(call.queries), call.keys.shape[2])
         y = kernels.one_query(call.queries, call.keys, call.values, lengths, call.scale)
         return y if y.dtype is call.values.dtype else y.to(call.values.dtype)
 
 
-def seen_lengths(mask: AttentionMask, rows: int) -> Tensor | None:
+def seen_lengths(mask: AttentionMask, rows: int, num_keys: int) -> Tensor | None:
     """How many of the first keys each row's only query sees, [B] int64 on the CPU; None where it sees all."""
     lengths = mask.key_lengths
     if mask.causal:
         offset = mask.query_offset
-        past = offset + 1 if isinstance(offset, Tensor) else torch.full((rows,), offset + 1)
+        past = offset + 1 if isinstance(offset, Tensor) else torch.full((rows,), offset + 1, device="cpu")
         lengths = past if lengths is None else torch.minimum(past.to(lengths.dtype), lengths)
-    return None if lengths is None else lengths.long().expand(rows).contiguous()
+    return None if lengths is None else lengths.long().clamp(0, num_keys).expand(rows).contiguous()

@@ -36,7 +36,8 @@ class Placing(Protocol):
 
 
 class OneTokenRunner:
-    """Runs the stack that it was made for; its parts are looked up once, so they must stay as they are."""
+    """Runs the stack that it was made for. Its parts are looked up once: it is to be made anew when they may have been
+    replaced."""
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         self._blocks = tuple(blocks)
@@ -48,7 +49,7 @@ class OneTokenRunner:
         if table is None or rotary is None or not self._suits(stream, prepared, rotary, len(blocks)):
             return run_blocks(blocks, stream, prepared, cache)
         places = cache.place_token() if isinstance(cache, Placing) else None
-        if places is None:
+        if places is None or not table.fits(x, rotary.cos, places):
             return run_blocks(blocks, stream, prepared, cache)
         after = x.to(torch.float32, copy=True).contiguous()
         kernels.one_token(table, after, *rotary.tables, places)
@@ -56,7 +57,7 @@ class OneTokenRunner:
 
     def _suits(self, stream: Stream, prepared: BlockInputs, rotary: Rotary, count: int) -> bool:
         x, mask = stream.x, prepared.mask
-        if x.shape[1] != 1 or len(x) > kernels.MOST_ROWS or not x.is_cpu or torch.is_grad_enabled():
+        if x.shape[1] != 1 or not 0 < len(x) <= kernels.MOST_ROWS or x.dtype not in _KINDS or not kernels.may_run(x):
             return False
         if prepared.modulation or prepared.special or prepared.routing is not None or mask.window is not None:
             return False
@@ -69,7 +70,7 @@ def _takes_ours(attention: AttentionSelector) -> bool:
 
 
 def _table(blocks: Sequence[nn.Module]) -> BlockTable | None:
-    """None if a block has a part that the kernel does not know."""
+    """None if a block has a part that the kernel does not know, or is watched by hooks."""
     addresses: list[list[int]] = []
     reals: list[list[float]] = []
     kept: list[Tensor] = []
@@ -85,8 +86,9 @@ def _table(blocks: Sequence[nn.Module]) -> BlockTable | None:
     assert isinstance(first, DecoderBlock)
     config = first.attention.config
     return BlockTable(
-        addresses=torch.tensor(addresses, dtype=torch.int64),
-        reals=torch.tensor(reals, dtype=torch.float32),
+        addresses=torch.tensor(addresses, dtype=torch.int64, device="cpu"),
+        reals=torch.tensor(reals, dtype=torch.float32, device="cpu"),
+        width=config.width,
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_width=config.head_width,
@@ -101,7 +103,7 @@ _Parts = tuple[list[_Matrix], list[RMSNorm | None], list[float]]
 
 def _parts(block: nn.Module) -> _Parts | None:
     """A block's matrices, norms and epsilons, if they are all that it has."""
-    if not isinstance(block, DecoderBlock) or block.sandwich or not isinstance(block.mlp, GatedMLP):
+    if type(block) is not DecoderBlock or block.sandwich or type(block.mlp) is not GatedMLP or _has_hooks(block):
         return None
     attention, mlp = block.attention, block.mlp
     if mlp.activation != "silu" or attention.config.head_width % 8:
@@ -119,7 +121,7 @@ def _parts(block: nn.Module) -> _Parts | None:
 
 def _matrix_of(layer: nn.Module) -> _Matrix | None:
     """The layer, if its weight is one that the kernel multiplies by."""
-    if isinstance(layer, PackedLinear):
+    if type(layer) is PackedLinear:
         return layer if isinstance(layer.matrix, OurKernel) else None
     if type(layer) is not Linear:
         return None
@@ -128,7 +130,12 @@ def _matrix_of(layer: nn.Module) -> _Matrix | None:
 
 
 def _norm_of(norm: nn.Module) -> RMSNorm | None:
-    return norm if isinstance(norm, RMSNorm) and norm.weight is not None and norm.weight.is_cpu else None
+    return norm if type(norm) is RMSNorm and norm.weight is not None and norm.weight.is_cpu else None
+
+
+def _has_hooks(block: nn.Module) -> bool:
+    hooks = ((each._forward_hooks, each._forward_pre_hooks) for each in block.modules())  # pyright: ignore[reportPrivateUsage]
+    return any(before or after for after, before in hooks)
 
 
 def _matrix(layer: _Matrix, kept: list[Tensor]) -> list[int]:
@@ -148,5 +155,6 @@ def _norm(norm: RMSNorm | None, kept: list[Tensor]) -> int:
     """The address of what a norm multiplies by, 0 where there is none."""
     if norm is None or norm.weight is None:
         return 0
-    kept.append(norm.weight.detach().float().add(norm.offset).contiguous())
+    weight = norm.weight.detach().float()
+    kept.append((weight + norm.offset if norm.offset else weight).contiguous())
     return kept[-1].data_ptr()

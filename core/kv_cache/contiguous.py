@@ -47,17 +47,20 @@ class ContiguousKVCache(RowBuffers):
     def place_token(self) -> TokenPlaces | None:
         """Make room for one token of each row, which `advance` then counts, and tell where it goes; None where some
         token does not see all that its row holds."""
-        if self._plan(1).mask.window is not None or self._plan(1).first:
+        step = self._plan(1)
+        if step.mask.window is not None or step.first or not self._buffers[0].is_cpu:
             return None
         self._rows.num_written = 1
         halves = [buffer.unbind() for buffer in self._buffers]
         first = halves[0][0]
         return TokenPlaces(
-            keys=torch.tensor([keys.data_ptr() for keys, _ in halves]),
-            values=torch.tensor([values.data_ptr() for _, values in halves]),
-            starts=torch.arange(self.batch)[:, None] * first.stride(0),
+            keys=torch.tensor([keys.data_ptr() for keys, _ in halves], device="cpu"),
+            values=torch.tensor([values.data_ptr() for _, values in halves], device="cpu"),
+            starts=torch.arange(self.batch, device="cpu")[:, None] * first.stride(0),
             lengths=self._rows.tensor + 1,
             size=first.shape[2],
+            heads=first.shape[1],
+            head_width=first.shape[3],
             head_step=first.stride(1),
             token_step=first.stride(2),
             dtype=first.dtype,

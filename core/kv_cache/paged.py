@@ -85,7 +85,7 @@ class PagedKVCache:
         """Make room for one token of each row, which `advance` then counts, and tell where it goes; None where some
         row takes none, or does not see all that it has read."""
         pool = self._pool
-        if pool.window is not None or any(count != 1 for count in self._expected or ()):
+        if pool.window is not None or not pool.buffers.is_cpu or any(count != 1 for count in self._expected or ()):
             return None
         self._plan(1)
         self._rows.num_written = 1
@@ -93,11 +93,13 @@ class PagedKVCache:
         blocks = [[*each.blocks, *[pool.zero_block] * (longest - len(each.blocks))] for each in self._sequences]
         halves, (_, keys) = pool.buffers.unbind(), pool.buffers[0].unbind()
         return TokenPlaces(
-            keys=torch.tensor([half[0].data_ptr() for half in halves]),
-            values=torch.tensor([half[1].data_ptr() for half in halves]),
-            starts=torch.tensor(blocks) * keys.stride(0),
+            keys=torch.tensor([half[0].data_ptr() for half in halves], device="cpu"),
+            values=torch.tensor([half[1].data_ptr() for half in halves], device="cpu"),
+            starts=torch.tensor(blocks, device="cpu") * keys.stride(0),
             lengths=self._rows.tensor + 1,
             size=pool.block_size,
+            heads=keys.shape[2],
+            head_width=keys.shape[3],
             head_step=keys.stride(2),
             token_step=keys.stride(1),
             dtype=keys.dtype,

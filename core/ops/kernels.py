@@ -1,8 +1,8 @@
 """Our kernels in C (`native/`), as functions of tensors: for a CPU, float32, no gradients.
 
-They are there where a compiler built them at installation and the processor has AVX2; callers ask `runs` first, and
-have torch's operations for what does not run. Most pay because they are one call: decoding a token is a few hundred
-small operations, each of which costs more to call than to carry out.
+They are there where a compiler built them at installation and the processor has AVX2; callers ask `runs` or `may_run`
+first, and have torch's operations for what does not run. Most pay because they are one call: decoding a token is a few
+hundred small operations, each of which costs more to call than to carry out.
 
 Legend: N outputs, K inputs, G groups (K / 32), B rows, L tokens, Lk keys, D width, H heads, Hkv key/value heads, Dh
 width of a head.
@@ -13,6 +13,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+from torch.nn import Parameter
 
 from .quantise import GROUP
 
@@ -30,10 +33,24 @@ _SMALLEST = 2**15  # operations of a kernel; below, sharing them among threads c
 
 
 def runs(*tensors: Tensor) -> bool:
-    """Whether the kernels run, and the tensors are float32 on the CPU and need no gradient."""
-    if _native is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    """Whether the kernels run here and now, and the tensors are float32 and may go to them."""
+    return all(x.dtype is torch.float32 for x in tensors) and may_run(*tensors)
+
+
+def may_run(*tensors: Tensor) -> bool:
+    """Whether the kernels run here and now, and the tensors are plain memory of the CPU. They see addresses alone: what
+    follows operations (gradients, tangents, tracers, autocast) or stands for tensors must have torch's."""
+    return _native is not None and alone() and all(type(x) in (Tensor, Parameter) and x.is_cpu for x in tensors)
+
+
+def alone() -> bool:
+    """Whether nothing follows operations: no gradients, tangents, tracers, compilers, autocast, transforms (vmap)."""
+    is_tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_tracing:
         return False
-    return all(x.dtype is torch.float32 and x.is_cpu for x in tensors)
+    level = forward_ad._current_level  # pyright: ignore[reportPrivateUsage]
+    stack = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    return level < 0 and stack is None and not torch.is_autocast_enabled("cpu")
 
 
 def few_rows(kind: Kind, x: Tensor, weight: Tensor, scales: Tensor | None, size: int) -> Tensor:
@@ -60,7 +77,7 @@ def few_rows(kind: Kind, x: Tensor, weight: Tensor, scales: Tensor | None, size:
 def unpacked(kind: Literal["int8", "int4"], weight: Tensor, scales: Tensor, width: int) -> Tensor:
     """W [N, K] in float32, of what `few_rows` takes."""
     assert _native is not None
-    y = torch.empty(len(weight), width)
+    y = weight.new_empty((len(weight), width), dtype=torch.float32)
     where = (KIND_NUMBERS[kind], weight.data_ptr(), scales.data_ptr(), y.data_ptr())
     _native.unpack(*where, len(weight), width, _threads(y.numel()))
     return y
@@ -77,8 +94,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def rms_norm_into(x: Tensor, weight: Tensor | None, eps: float, y: Tensor) -> None:
     """`rms_norm` of [B, H, L, Dh], written to a tensor of its size; only the last axes must be contiguous."""
     assert _native is not None
+    weight = None if weight is None else weight.contiguous()
     (*sizes, width), (*x_steps, x_step), (*y_steps, y_step) = x.shape, x.stride(), y.stride()
-    assert y.shape == x.shape and x_step == y_step == 1
+    assert y.shape == x.shape and x_step == y_step == 1 and (weight is None or weight.shape == (width,))
     _native.rms_norm(
         *(x.data_ptr(), 0 if weight is None else weight.data_ptr(), y.data_ptr()),
         *(sizes[0], sizes[1], sizes[2], x_steps[0], x_steps[1], x_steps[2], y_steps[0], y_steps[1], y_steps[2]),
@@ -90,6 +108,7 @@ def silu_gate(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for both side by side, gate first: [..., 2 K] to [..., K]."""
     assert _native is not None
     gate_up, width = gate_up.contiguous(), gate_up.shape[-1] // 2
+    assert gate_up.shape[-1] == 2 * width
     y = gate_up.new_empty(*gate_up.shape[:-1], width)
     threads = _threads(8 * y.numel())
     _native.silu_gate(gate_up.data_ptr(), y.data_ptr(), y.numel() // width, width, threads)
@@ -100,6 +119,8 @@ def gelu_tanh_(x: Tensor) -> Tensor:
     """The GELU approximated by tanh, in the memory of x, which lies in one piece."""
     assert _native is not None and x.is_contiguous()
     _native.gelu_tanh(x.data_ptr(), x.numel(), _threads(16 * x.numel()))
+    if not x.is_inference():
+        increment_version(x)
     return x
 
 
@@ -108,7 +129,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, by_halves: bool) -> Tensor:
     neighbours. Only the last axis of x must be contiguous."""
     assert _native is not None
     (rows, heads, length, width), (row_step, head_step, token_step, step) = x.shape, x.stride()
-    assert step == 1
+    assert step == 1 and cos.shape == sin.shape == (len(cos), length, width // 2) and len(cos) in (1, rows)
     y = x.new_empty(x.shape)
     table_step = 0 if len(cos) == 1 else length * (width // 2)
     _native.rotate(
@@ -120,8 +141,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, by_halves: bool) -> Tensor:
 
 def one_query(queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor | None, scale: float) -> Tensor:
     """softmax(scale q k^T) v for one query a row and head, in float32: queries [B, H, 1, Dh], keys and values [B, Hkv,
-    Lk, Dh] in float32 or bfloat16, of which row b sees the first `lengths[b]` [B] int64, 0 to Lk (None: all); zeros for
-    one that sees none.
+    Lk, Dh] in float32 or bfloat16, of which row b sees the first `lengths[b]` [B] int64 (None: all); zeros for one that
+    sees none.
 
     Only the last axes must be contiguous, and Dh a multiple of 8.
     """
@@ -129,9 +150,10 @@ def one_query(queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor | N
     rows, heads, _, width = queries.shape
     _, kv_heads, num_keys, _ = keys.shape
     assert width % 8 == 0 and keys.stride(3) == values.stride(3) == 1 and keys.dtype is values.dtype
+    assert keys.shape == values.shape == (rows, kv_heads, num_keys, width) and heads % kv_heads == 0
     inputs = queries.float().contiguous()
     y = torch.empty_like(inputs)
-    starts = [torch.arange(rows) * each.stride(0) for each in (keys, values)]
+    starts = [torch.arange(rows, device="cpu") * each.stride(0) for each in (keys, values)]
     _native.one_query(
         *(inputs.data_ptr(), keys.data_ptr(), values.data_ptr(), y.data_ptr()),
         *(starts[0].data_ptr(), starts[1].data_ptr(), 0 if lengths is None else lengths.data_ptr()),
@@ -148,7 +170,7 @@ class TokenPlaces:
     numbers from the beginnings `keys` and `values` of each block's buffers.
 
     From head to head it is `head_step` numbers, from token to token `token_step`. `lengths` are those that rows hold,
-    the new one too.
+    the new one too. `heads` and `head_width` are those of keys and values.
     """
 
     keys: Tensor  # [blocks] int64, addresses
@@ -156,6 +178,8 @@ class TokenPlaces:
     starts: Tensor  # [B, T] int64
     lengths: Tensor  # [B] int64
     size: int
+    heads: int
+    head_width: int
     head_step: int
     token_step: int
     dtype: torch.dtype
@@ -169,16 +193,25 @@ class BlockTable:
 
     addresses: Tensor
     reals: Tensor
+    width: int
     heads: int
     kv_heads: int
     head_width: int
     hidden: int
     kept: tuple[Tensor, ...]
 
+    def fits(self, x: Tensor, cos: Tensor, places: TokenPlaces) -> bool:
+        """Whether rows [B, 1, D], their rotary tables and where their tokens lie are as the blocks take them."""
+        rows, _, width = x.shape
+        sizes = (places.heads, places.head_width, len(places.keys), len(places.starts), len(places.lengths))
+        if sizes != (self.kv_heads, self.head_width, len(self.addresses), rows, rows) or places.dtype is not x.dtype:
+            return False
+        return width == self.width and cos.shape[1:] == (1, self.head_width // 2) and len(cos) in (1, rows)
+
 
 def one_token(table: BlockTable, x: Tensor, cos: Tensor, sin: Tensor, places: TokenPlaces) -> None:
     """Run a stack of blocks on one new token of each row, in place: x [B, 1, D] float32. The new keys and values are
-    written to their places. Tables [B or 1, 1, Dh / 2] are contiguous."""
+    written to their places. Tables [B or 1, 1, Dh / 2] are contiguous; all must fit (`BlockTable.fits`)."""
     assert _native is not None
     rows, _, width = x.shape
     _native.one_token(

@@ -7,7 +7,6 @@ matrix is unpacked for each product: the plain reference.
 Legend: M rows, N outputs, K inputs, G groups (K / 32).
 """
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .kernels import IS_BUILT, few_rows, unpacked
+from .kernels import IS_BUILT, few_rows, may_run, unpacked
 from .quantise import GROUP, Quantised, values_int4, values_int8
 
 Kind = Literal["int8", "int4", "w8a8"]
@@ -103,10 +102,14 @@ class OfFewRows(Unpacking):
 
     def product(self, x: Tensor) -> Tensor:
         """[..., K] to [..., N], in x's dtype."""
-        if not 0 < x.numel() <= _FEW_ROWS * x.shape[-1]:
+        if not 0 < x.numel() <= _FEW_ROWS * x.shape[-1] or not self.takes(x):
             return super().product(x)
         y = self.of_few(x)
         return y if y.dtype is x.dtype else y.to(x.dtype)
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the kernel takes rows like these."""
+        return True
 
     @abstractmethod
     def of_few(self, x: Tensor) -> Tensor:
@@ -126,13 +129,19 @@ class OurKernel(OfFewRows):
         super().__init__(numbers.contiguous(), scales)
         is_int8 = numbers.dtype is torch.int8
         self.kind: Literal["int8", "int4"] = "int8" if is_int8 else "int4"
-        self.size, self.per_byte = len(numbers), 1 if is_int8 else 2
+        self.size = len(numbers)
+        self.width = numbers.shape[1] if is_int8 else numbers.shape[1] * GROUP
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
         """[N, K]."""
         if dtype is not torch.float32 or not self.numbers.is_cpu:
             return super().unpacked(dtype)
-        return unpacked(self.kind, self.numbers, self.scales, math.prod(self.numbers.shape[1:]) * self.per_byte)
+        return unpacked(self.kind, self.numbers, self.scales, self.width)
+
+    def takes(self, x: Tensor) -> bool:
+        """Gradients with respect to x are torch's."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
+            return x.shape[-1] == self.width and may_run(x)
 
     def of_few(self, x: Tensor) -> Tensor:
         """In float32."""

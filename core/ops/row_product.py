@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .kernels import IS_BUILT, MOST_ROWS, Kind, few_rows
+from .kernels import MOST_ROWS, Kind, few_rows, may_run
 
 _KINDS: dict[torch.dtype, Kind] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _FEW_ROWS = 16
 _SMALLEST = 2**18  # weights; below, starting threads costs more than it saves
+_PIECE = 2**19  # weights that are float32 at a time
 _LONG = 256  # tokens, whatever the number of batch rows: a row alone goes the way that it goes in a batch
 _LONGEST_CHAIN = 1024
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
@@ -78,10 +79,10 @@ def _one_row(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _suits_kernel(x: Tensor, weight: Tensor) -> bool:
-    """Whether our kernel takes them; no gradient may follow."""
-    if not IS_BUILT or not x.is_cpu or x.dtype is not weight.dtype or weight.dtype not in _KINDS:
+    """Whether our kernel takes them."""
+    if x.dtype is not weight.dtype or weight.dtype not in _KINDS or x.shape[-1] != weight.shape[1]:
         return False
-    return weight.is_contiguous() and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return weight.is_contiguous() and may_run(x, weight)
 
 
 def _is_slow(x: Tensor, weight: Tensor) -> bool:
@@ -92,7 +93,14 @@ def _is_slow(x: Tensor, weight: Tensor) -> bool:
 
 
 def _by_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return functional.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+    """A few outputs at a time, so that what is float32 stays in the caches."""
+    size, width = weight.shape
+    rows, count = x.reshape(-1, width).float(), max(1, _PIECE // width)
+    y = x.new_empty(len(rows), size)
+    for start in range(0, size, count):
+        part = slice(start, min(start + count, size))
+        y[:, part] = functional.linear(rows, weight[part].float(), None if bias is None else bias[part].float())
+    return y.view(*x.shape[:-1], size)
 
 
 def _pays(x: Tensor, weight: Tensor) -> bool:

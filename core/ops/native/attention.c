@@ -44,7 +44,7 @@ enum { TAKEN = 8 }; /* vectors of eight that are added up at a time */
     }                                                                                                                  \
     static void attend_##kind(const Attention *c, long row, long head, float *scores) {                                \
         const long at = (row * c->heads + head) * c->width, kv_head = head / (c->heads / c->kv_heads);                 \
-        const long seen = c->lengths ? (long)c->lengths[row] : c->most, size = c->block_size;                          \
+        const long seen = seen_by(c, row), size = c->block_size;                                                       \
         const type *keys = (const type *)c->keys + kv_head * c->key_steps[0];                                          \
         const type *values = (const type *)c->values + kv_head * c->value_steps[0];                                    \
         const int64_t *key_blocks = c->key_blocks + row * c->num_blocks;                                               \
@@ -58,6 +58,10 @@ enum { TAKEN = 8 }; /* vectors of eight that are added up at a time */
             add_mean_##kind(scores + l, values + value_blocks[l / size], c->value_steps[1],                            \
                             seen - l < size ? seen - l : size, c->width, c->y + at);                                   \
     }
+
+static long seen_by(const Attention *c, long row) {
+    return c->lengths && c->lengths[row] < c->most ? (long)c->lengths[row] : c->most;
+}
 
 /* softmax, in place */
 AVX2 static void shares(float *scores, long count) {

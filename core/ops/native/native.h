@@ -88,8 +88,8 @@ static inline __attribute__((unused)) int complete(const Arguments *a) {
 }
 
 /* Attention of one query for each row and head. Key l of a row lies at `key_blocks[row][l / block_size]` (in numbers
- * from `keys`, [rows, num_blocks]) + l % block_size steps + its head's steps; so do values. Row b sees `lengths[b]` keys,
- * at most `most`; without lengths, that many. */
+ * from `keys`, [rows, num_blocks]) + l % block_size steps + its head's steps; so do values. Row b sees `lengths[b]`
+ * keys, at most `most`; without lengths, that many. */
 typedef struct {
     const float *queries;      /* [B, H, Dh] */
     const void *keys, *values;

@@ -146,8 +146,37 @@ def test_what_it_does_not_know_runs_block_by_block(monkeypatch: pytest.MonkeyPat
     chosen = model()
     chosen.attention = attention_selector("sdpa")
     same(chosen, contiguous)
-    double = model().double()
-    same(double, lambda: contiguous(dtype=torch.float64))
+    for dtype in (torch.float64, torch.float16):
+        packed = model().to(dtype)
+        pack_linears(packed, "int8")
+        same(packed, lambda dtype=dtype: contiguous(dtype=dtype))
+        same(model().to(dtype), lambda dtype=dtype: contiguous(dtype=dtype))
+    watched_by_a_hook = model()
+    watched_by_a_hook.blocks[1].mlp.register_forward_hook(lambda *_: None)
+    same(watched_by_a_hook, contiguous)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"layers": 2}, {"kv_heads": 1}, {"head_width": 8}, {"dtype": torch.float16}, {"batch": 2}]
+)
+def test_a_cache_of_other_sizes_is_refused_as_ever(sizes: dict[str, object]) -> None:
+    options = {"layers": 3, "batch": 1, "capacity": 9, **SIZES, **sizes}
+    net, cache = model(), ContiguousKVCache(**options)  # pyright: ignore[reportArgumentType]
+    with torch.inference_mode(), pytest.raises((ValueError, IndexError)):
+        net.logits(torch.tensor([[3]]), cache=cache, runner=OneTokenRunner([*net.blocks]))
+
+
+def test_changes_in_place_count() -> None:
+    net, caches = model(), (contiguous(), contiguous())
+    runner = OneTokenRunner([*net.blocks])
+    for parameter in net.parameters():
+        parameter.mul_(1.1)
+    with torch.inference_mode():
+        one, each = (
+            net.logits(torch.tensor([[3]]), cache=cache, runner=how)
+            for cache, how in zip(caches, (runner, run_blocks), strict=True)
+        )
+    assert float((one - each).norm() / each.norm()) < 1e-6
 
 
 def test_a_full_cache_says_so() -> None:

@@ -1,16 +1,21 @@
 """Our kernels in C give what torch's operations give."""
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from calotype.core import norms, rotary
 from calotype.core.mlp import gelu
 from calotype.core.norms import RMSNorm
 from calotype.core.ops import kernels
+from calotype.core.ops.packed import PackedLinear
+from calotype.core.ops.row_product import Linear
 from calotype.core.rotary import RotaryConfig, apply_rotary, rotary_table
 
 pytestmark = pytest.mark.skipif(not kernels.IS_BUILT, reason="our kernels are not built here")
@@ -139,9 +144,50 @@ def test_what_is_not_a_number_stays_so() -> None:
 
 def test_they_run_on_plain_numbers_without_gradients_alone() -> None:
     x = torch.randn(2, 3)
-    assert kernels.runs(x, x) and not kernels.runs(x, x.double()) and not kernels.runs(torch.empty(2, device="meta"))
+    assert kernels.runs(x, x) and kernels.runs(nn.Parameter(x)) and not kernels.runs(x, x.double())
+    assert not kernels.runs(torch.empty(2, device="meta")) and kernels.may_run(x.double())
     with torch.enable_grad():
+        assert not kernels.runs(x)
+    with torch.autocast("cpu"):
+        assert not kernels.runs(x)
+    with FakeTensorMode() as mode:
+        assert not kernels.runs(mode.from_tensor(x))
+    with forward_ad.dual_level():
         assert not kernels.runs(x)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_native", None)
         assert not kernels.runs(x)
+
+
+def test_what_stands_for_tensors_goes_torchs_way() -> None:
+    """Function transforms and traces get what they would without our kernels."""
+    layer, x = nn.Sequential(RMSNorm(24), Linear(24, 8, bias=False)), torch.randn(4, 24)
+    wanted = layer(x)
+    torch.testing.assert_close(torch.vmap(layer)(x), wanted)
+    with warnings.catch_warnings(action="ignore"):  # of what torch means to drop
+        torch.testing.assert_close(torch.func.jvp(layer, (x,), (torch.zeros_like(x),))[0], wanted)
+        traced = torch.jit.trace(layer, (x,))
+    torch.testing.assert_close(traced(2 * x), layer(2 * x))
+
+
+def test_defaults_of_others_do_not_matter() -> None:
+    """A default device or dtype of the caller's."""
+    packed, x = PackedLinear(torch.randn(40, 64), None, "int8"), torch.randn(40, 64)
+    queries, keys = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 9, 8)
+    wanted = packed(x), packed(x[:2]), kernels.one_query(queries, keys, keys, None, 1.0)
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    try:
+        found = packed(x), packed(x[:2]), kernels.one_query(queries, keys, keys, None, 1.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_weights_may_lie_apart_and_must_fit() -> None:
+    norm, x, wide = RMSNorm(24), torch.randn(4, 24), torch.randn(24, 3)
+    norm.weight = nn.Parameter(wide[:, 1], requires_grad=False)
+    assert relative(norm(x), functional.rms_norm(x, (24,), wide[:, 1], 1e-6)) < 1e-6
+    with pytest.raises(RuntimeError):
+        norm(torch.randn(4, 48))

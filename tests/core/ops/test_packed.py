@@ -304,3 +304,22 @@ def test_unpacking_is_that_of_the_reference(kind: Kind) -> None:
     assert relative(layer.unpacked(), layer.unpacked(torch.float64)) < 1e-6
     x = torch.randn(40, 96)
     assert relative(layer(x), functional.linear(x.double(), layer.unpacked(torch.float64))) < 1e-6
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_gradients_reach_what_goes_in(kind: Kind) -> None:
+    layer = PackedLinear(weight(48, 64), None, kind)
+    for rows in (2, 40):
+        x = torch.randn(rows, 64, requires_grad=True)
+        y = layer(x)
+        if isinstance(layer.matrix, OurKernel):
+            y.sum().backward()
+            assert x.grad is not None
+            torch.testing.assert_close(x.grad, layer.unpacked().sum(0).expand(rows, -1), atol=1e-4, rtol=1e-4)
+
+
+def test_inputs_that_do_not_fit_our_kernel_are_refused() -> None:
+    layer = PackedLinear(weight(48, 64), None, "int8")
+    with torch.no_grad(), pytest.raises(RuntimeError, match="cannot be multiplied"):
+        layer(torch.randn(2, 32))

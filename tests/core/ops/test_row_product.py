@@ -25,7 +25,7 @@ def with_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         if not kernels.IS_BUILT:
             pytest.skip("our kernels are not built here")
         return True
-    monkeypatch.setattr(row_product, "IS_BUILT", False)
+    monkeypatch.setattr(kernels, "_native", None)
     return False
 
 
@@ -47,7 +47,7 @@ def test_the_product_is_that_of_linear(threads: int, shape: tuple[int, ...], bia
 def test_large_matrices_take_the_other_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without our kernel, the plain product stands behind what is not a large float32 matrix without gradients, and for
     want of oneDNN."""
-    monkeypatch.setattr(row_product, "IS_BUILT", False)
+    monkeypatch.setattr(kernels, "_native", None)
     monkeypatch.setattr(row_product, "_HAS_BFLOAT16", True)
     calls: list[int] = []
     plain = functional.linear
@@ -91,6 +91,13 @@ def test_few_rows_go_to_our_kernel(rows: int, dtype: torch.dtype, monkeypatch: p
     assert float((y.double() - wanted).norm() / wanted.norm()) < (1e-6 if dtype == torch.float32 else 4e-3)
 
 
+def test_sizes_that_do_not_fit_are_torchs_errors(with_kernel: bool) -> None:
+    with torch.no_grad():
+        for x, weight in ((torch.randn(1, 32), torch.randn(4, 16)), (torch.randn(4, 8), torch.randn(4, 16))):
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                linear(x, weight)
+
+
 def test_what_our_kernel_does_not_take(with_kernel: bool) -> None:
     """No rows, no inputs, other dtypes, weights that do not lie in one piece, gradients."""
     cases = [(torch.randn(0, 512), torch.randn(600, 512)), (torch.randn(2, 0), torch.randn(600, 0))]
@@ -111,11 +118,13 @@ def test_bfloat16_without_products_of_its_own(
 ) -> None:
     """Many rows are multiplied in float32 and rounded once; where a gradient may follow, torch does it."""
     monkeypatch.setattr(row_product, "_HAS_BFLOAT16", False)
+    monkeypatch.setattr(row_product, "_PIECE", 300 * 250)
     torch.manual_seed(0)
-    layer, x = kind(300, 900).bfloat16(), torch.randn(rows, 300).bfloat16()
+    layer, x = kind(300, 900).bfloat16(), torch.randn(2, rows, 300).bfloat16()
     with torch.no_grad():
-        wanted = functional.linear(x.float(), layer.weight.float(), layer.bias.float()).bfloat16()
-        assert torch.equal(layer(x), wanted)
+        wanted = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+        torch.testing.assert_close(layer(x), wanted.bfloat16(), atol=1e-6, rtol=2**-7)
+        assert float((layer(x).double() - wanted).norm() / wanted.norm()) < 2e-3
     layer(x).sum().backward()
     assert layer.weight.grad is not None and layer.weight.grad.dtype is torch.bfloat16
 
