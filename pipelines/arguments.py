@@ -13,6 +13,7 @@ from ..denoisers.guidance import Guidance
 from ..language.expansion import PromptExpander
 from ..schedulers.base import Sampler, Schedule
 from .conditions import Condition
+from .from_diffusers import IN_CALLS
 from .result import OutputType
 
 if TYPE_CHECKING:
@@ -84,13 +85,16 @@ def check_names(given: Mapping[str, object], used: Collection[str], family: str)
     """Makes sure that a family uses every argument it is given.
 
     Raises:
-        ValueError: an argument of other families, or an unknown one; the message names those used, or the nearest.
+        ValueError: an argument of other families, or an unknown one; the message names those used, what stands for one
+            of diffusers', or the nearest.
     """
     for name in given:
         if name in used:
             continue
         if name in PUBLIC_ARGUMENTS:
             raise ValueError(f"{name}: {family} does not use this argument; it takes {', '.join(sorted(used))}")
+        if name in IN_CALLS:
+            raise ValueError(f"{name}: not an argument here; {IN_CALLS[name]}")
         like = nearest(name, used)
         told = f"did you mean {like}?" if like else f"there are {', '.join(sorted(used))}"
         raise ValueError(f"{name}: unknown argument; {told}")

@@ -86,8 +86,12 @@ class CausalWanFamily(WanTexts):
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What the model was not made for."""
-        steps = request.num_inference_steps
-        return () if steps in (None, STEPS) else (f"num_inference_steps {steps}: this model was made for {STEPS}",)
+        scale, steps, found = request.guidance_scale, request.num_inference_steps, list[str]()
+        if scale not in (None, 0, 1):
+            found.append(f"guidance_scale {scale} has no effect: this model runs without guidance")
+        if steps not in (None, STEPS):
+            found.append(f"num_inference_steps {steps}: this model was made for {STEPS}")
+        return tuple(found)
 
 
 def causal(pipe: ImagePipeline, chunks: Chunks | None = None, *, shift: float | None = None) -> ImagePipeline:

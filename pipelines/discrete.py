@@ -17,7 +17,7 @@ from .inpaint import MaskReader
 from .parts import Parts
 from .recipe import Recipe
 from .request import Request
-from .true_cfg import begins_above_1
+from .true_cfg import below_1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +136,7 @@ class ScaledGuidance:
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What a scale does not do, and what a distilled model was not made for."""
         scale, unlike = request.guidance_scale, () if self.few is None else self.few.warnings(request)
-        if scale is None or self.told or not 0 < scale < 1:
-            return unlike
-        return (begins_above_1("guidance_scale", scale), *unlike)
+        return unlike if self.told else (*below_1("guidance_scale", scale), *unlike)
 
 
 @dataclass(frozen=True, kw_only=True)

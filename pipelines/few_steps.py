@@ -74,6 +74,15 @@ class FewSteps:
         return tuple(found)
 
 
+def many_steps(request: Request, made: int) -> tuple[str, ...]:
+    """What to tell of a request for more than twice the steps that a model was `made` for: cards differ by one or so,
+    and a few more do no harm."""
+    steps = request.num_inference_steps
+    if steps is None or steps <= 2 * made:
+        return ()
+    return (f"num_inference_steps {steps}: this model was made for {made}",)
+
+
 def few_steps(denoiser: Path, scheduler: DiscreteConfig, *, told: bool = False) -> FewSteps | None:
     """What a file or folder of a denoiser holds, by the rule in the module's first lines; `scheduler` is that beside
     it, `told` whether the model is told a guidance value. None for a model that was made for many steps."""

@@ -10,6 +10,7 @@ from ..core.hub import Listing, hub_folder, is_hub_id
 from ..core.json_file import json_object
 from .folders import CONFIG, INDEX
 from .parts import Layout
+from .variants import check_variants
 
 Components: TypeAlias = Callable[[Layout], Collection[str]]
 """Which components of a repository in diffusers' layout are wanted."""
@@ -43,6 +44,9 @@ class Finder:
             raise ValueError(f"revision: {str(source)!r} does not use this argument; it is not on the hub, but here")
         if found:
             return path
+        if isinstance(source, Path) and is_hub_id(source.as_posix()):
+            told = f"{source.as_posix()!r}, a string"
+            raise FileNotFoundError(f"no file or folder {str(source)!r}; if a hub id is meant, give {told}")
         if not isinstance(source, str) or not is_hub_id(source):
             raise FileNotFoundError(f"no file or folder {str(source)!r}, and it is not a hub id such as 'owner/name'")
         return hub_folder(
@@ -81,5 +85,7 @@ class Finder:
                 raise ValueError(
                     f"{listing.repository!r} has no folder {component!r}, a part that {family.title} needs"
                 )
+            inside = (name.removeprefix(f"{component}/") for name in files)
+            check_variants(f"folder {component!r} of {listing.repository!r}", inside, self.variant)
             wanted |= files
         return wanted

@@ -23,6 +23,7 @@ from ..vae.kl_shapes import load_kl_like
 from .base import Source
 from .distilled import check_told, with_told
 from .family import COMMON, guidance_scale
+from .few_steps import many_steps
 from .flow import FlowFamily
 from .folders import check_entries
 from .image import ImagePipeline
@@ -46,6 +47,8 @@ LAYOUT = Layout(
 )
 SCHEDULERS = {True: FlowMatchConfig(shift=3.0, use_dynamic_shifting=True), False: FlowMatchConfig()}
 """dev's and schnell's, for files that have none."""
+STEPS = {True: 28, False: 4}
+"""dev's and schnell's."""
 DEFAULT_CELLS = 128  # latent cells a side of a picture whose size is not given
 
 
@@ -88,11 +91,12 @@ class FluxFamily(FlowFamily):
         return read_texts(encoders, prompts, others, request)
 
     def warnings(self, request: Request) -> tuple[str, ...]:
-        """What an argument does not do here."""
+        """What an argument does not do here, or what the model was not made for."""
         found: list[str] = []
         if not self.guided and request.guidance_scale not in (None, 0, 0.0):
             found.append(f"guidance_scale {request.guidance_scale} has no effect: this model was made to run without")
-        return (*found, *true_cfg_warnings(request, "true_cfg_scale", request.true_cfg_scale))
+        many = () if self.guided else many_steps(request, STEPS[self.guided])
+        return (*found, *many, *true_cfg_warnings(request, "true_cfg_scale", request.true_cfg_scale))
 
 
 def load_flux(parts: Parts) -> ImagePipeline:
@@ -167,7 +171,7 @@ def recipe(*, guided: bool, downsampling: int = 8) -> Recipe:
         size_multiple=PATCH * downsampling,
         min_size=PATCH * downsampling,
         max_size=4 * side,
-        num_inference_steps=28 if guided else 4,
+        num_inference_steps=STEPS[guided],
         guidance_scale=3.5 if guided else 0.0,
         strength=0.6,
     )

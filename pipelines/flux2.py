@@ -32,6 +32,7 @@ from .base import Source
 from .distilled import check_told, with_told
 from .edit import Pictures
 from .family import COMMON, guidance_scale
+from .few_steps import many_steps
 from .flow import FlowFamily, size_shifted_schedule
 from .folders import check_entries
 from .image import ImagePipeline
@@ -56,6 +57,7 @@ SCHEDULER = FlowMatchConfig(shift=3.0, use_dynamic_shifting=True)
 """For files that have none."""
 Kind = Literal["dev", "klein", "klein base", "klein kv"]
 FEW_STEPS = ("klein", "klein kv")
+STEPS = 4  # of these
 LONGEST = 512  # tokens that are read, prompt and template
 DEV_LAYERS, KLEIN_LAYERS = (10, 20, 30), (9, 18, 27)
 DEFAULT_CELLS = 64  # latent cells a side of a picture whose size is not given
@@ -117,15 +119,15 @@ class Flux2Family(FlowFamily):
         return _condition(encoders, prompts, request)
 
     def warnings(self, request: Request) -> tuple[str, ...]:
-        """What an argument does not do here."""
+        """What an argument does not do here, or what the model was not made for."""
         scale = request.guidance_scale
-        if scale is None or self.kind == "dev":
-            return ()
-        if self.kind in FEW_STEPS and scale > 1:
-            return (f"guidance_scale {scale} has no effect: this model was made to run without",)
-        if self.kind == "klein base" and scale < 1:
+        if self.kind == "klein base" and scale is not None and scale < 1:
             return (begins_above_1("guidance_scale", scale),)
-        return ()
+        if self.kind not in FEW_STEPS:
+            return ()
+        has_effect = scale is None or 0 <= scale <= 1
+        unused = () if has_effect else (f"guidance_scale {scale} has no effect: this model was made to run without",)
+        return (*unused, *many_steps(request, STEPS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +218,7 @@ def recipe(kind: Kind, *, downsampling: int = 16) -> Recipe:
         size_multiple=downsampling,
         min_size=downsampling,
         max_size=4 * side,
-        num_inference_steps=4 if kind in FEW_STEPS else 50,
+        num_inference_steps=STEPS if kind in FEW_STEPS else 50,
         guidance_scale=0.0 if kind in FEW_STEPS else 4.0,
         strength=0.8,
     )

@@ -21,6 +21,7 @@ from .folders import is_diffusers
 from .given import Given
 from .parts import Layout, Places, place_of
 from .recognise import check_denoiser
+from .variants import check_variants
 
 _PARTS = (
     *(*DENOISER_PREFIXES, *PREFIXES, "cond_stage_model.", "conditioner.", "text_encoders."),
@@ -47,26 +48,48 @@ class Gathered:
     @property
     def missing(self) -> tuple[str, ...]:
         """The parts that are needed and were not found: what each is and how it is given."""
-        layout, found, may_lack = self.family.layout, list[str](), self._may_lack
+        return tuple(part for _, part in self._missing)
+
+    @property
+    def advice(self) -> str:
+        """What gives all that a single file lacks, where that is more than one keyword says; "" where it lacks
+        nothing."""
+        keywords = {keyword for keyword, _ in self._missing}
+        if not keywords or is_diffusers(self.source):
+            return ""
+        ways = list[str]()
+        if "encoders" in keywords:
+            ways.append("as encoders= gives all encoders and tokenizers")
+        elif "tokenizers" in keywords:
+            ways.append("as tokenizers= gives all tokenizers")
+        if "vae" in keywords:
+            ways.append("as vae= the autoencoder" if ways else "as vae= gives the autoencoder")
+        return f"a folder in diffusers' layout, or a hub id, {', '.join(ways)}"
+
+    @property
+    def _missing(self) -> tuple[tuple[str, str], ...]:
+        """The keyword that gives each missing part ("" for none), and the part."""
+        layout, found, may_lack = self.family.layout, list[tuple[str, str]](), self._may_lack
         if self.denoiser is None:
-            found.append(self._word("the denoiser", layout.denoiser, "denoiser=file or folder"))
+            found.append(("denoiser", self._word("the denoiser", layout.denoiser, "denoiser=file or folder")))
         for role, part in self.encoders.items():
             folder = layout.encoders[role]
             if part is None and folder not in may_lack:
-                found.append(self._word(f"the text encoder {role!r}", folder, f"encoders={{{role!r}: folder}}"))
+                word = self._word(f"the text encoder {role!r}", folder, f"encoders={{{role!r}: folder}}")
+                found.append(("encoders", word))
         for role, part in self.tokenizers.items():
             encoder = self.encoders[role]
             needed = place_of(encoder) is not None or (encoder is None and layout.encoders[role] not in may_lack)
             if part is None and needed:
-                word = f"the tokenizer of {role!r}"
-                found.append(self._word(word, layout.tokenizers[role], f"tokenizers={{{role!r}: folder}}"))
+                keyword = f"tokenizers={{{role!r}: folder}}"
+                found.append(("tokenizers", self._word(f"the tokenizer of {role!r}", layout.tokenizers[role], keyword)))
         if layout.pictures is not None and layout.pictures[0] not in {*self.others, *may_lack}:
             word = "encoders=a folder in diffusers' layout that has one"
-            found.append(self._word("the picture encoder", layout.pictures[0], word))
+            found.append(("encoders", self._word("the picture encoder", layout.pictures[0], word)))
         if self.vae is None:
-            found.append(self._word("the autoencoder", layout.vae, "vae=file or folder"))
+            found.append(("vae", self._word("the autoencoder", layout.vae, "vae=file or folder")))
         if self.scheduler is None and is_diffusers(self.source):
-            found.append(f"folder {layout.scheduler!r}")
+            found.append(("", f"folder {layout.scheduler!r}"))
         return tuple(found)
 
     @property
@@ -123,13 +146,8 @@ class Gathered:
         if is_diffusers(self.source):
             lacks = ", and no ".join(missing)
             raise FileNotFoundError(f"{self.source} has no {lacks}; {self.family.title} needs all of its parts")
-        whole = (
-            "a folder in diffusers' layout, or a hub id, as encoders= gives all encoders and tokenizers, as vae= the "
-            "autoencoder"
-        )
-        raise ValueError(
-            f"{self.source} holds {self._held} of {self.family.title}; missing are {', '.join(missing)}; {whole}"
-        )
+        lacks = f"missing are {', '.join(missing)}; {self.advice}"
+        raise ValueError(f"{self.source} holds {self._held} of {self.family.title}; {lacks}")
 
 
 def gather(source: Path, family: FolderFamily, given: Given, finder: Finder) -> Gathered:
@@ -138,7 +156,7 @@ def gather(source: Path, family: FolderFamily, given: Given, finder: Finder) -> 
 
     Raises:
         FileNotFoundError, ValueError: a part that is given is not there, or is not what is needed; a file holds what is
-        no part.
+        no part; a part comes only in variants, of which none is asked for.
     """
     if source.is_file():
         _refuse_strangers(source)
@@ -152,7 +170,7 @@ def gather(source: Path, family: FolderFamily, given: Given, finder: Finder) -> 
         tokenizers=cast("dict[str, Path]", _found(tokenizers_given, finder, _tokenizers)),
     )
     encoders = {role: search.encoder(role) for role in layout.encoders}
-    return Gathered(
+    found = Gathered(
         family=family,
         source=source,
         denoiser=search.denoiser() if is_diffusers(source) else source,
@@ -163,6 +181,10 @@ def gather(source: Path, family: FolderFamily, given: Given, finder: Finder) -> 
         others={name: place for name in layout.others if (place := search.other(name)) is not None},
         variant=finder.variant,
     )
+    for part in (found.denoiser, found.vae, *found.encoders.values(), *found.others.values()):
+        if isinstance(part, Path) and part.is_dir():
+            check_variants(part, (file.name for file in part.iterdir()), found.variant)
+    return found
 
 
 def check_files(places: Places) -> None:
@@ -172,12 +194,10 @@ def check_files(places: Places) -> None:
         FileNotFoundError: a file is missing, or no part comes in the variant. ValueError: it is damaged, or of a format
         that cannot be read, or a config names sizes that its weights cannot have.
     """
-    parts = (places.denoiser, places.vae, *places.encoders.values(), *places.others.values())
-    paths = [path for part in parts if (path := place_of(part)) is not None]
-    for path in paths:
+    for path in places.paths:
         refuse_quantised(path)
         check_config_sizes(path, read_checkpoint(weights_files(path, places.variant)).values())
-    folders = [path for path in paths if path.is_dir()]
+    folders = [path for path in places.paths if path.is_dir()]
     if places.variant is not None and not any(has_variant(folder, places.variant) for folder in folders):
         raise FileNotFoundError(
             f"none of {', '.join(map(str, folders))} has a variant {places.variant!r} of its weights"

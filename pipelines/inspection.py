@@ -3,6 +3,7 @@
 Legend: S pixels a side.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from .folders import CONFIG, entries_of, is_diffusers
 from .gather import Gathered, gather
 from .given import Given
 from .load import BUNDLED, bundled_folder, is_plate
-from .load_family import family_of
+from .load_family import family_of, refusal
 from .parts import ClipSize, Layout
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -58,15 +59,19 @@ class Component:
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
     """A model. `others` are families that it may be of as well, as nothing in it tells. `missing` says what it needs
-    besides, and how that is given. `load` and `run` are bytes of memory by the dtype that it is loaded in, `run` an
-    estimate whose basis is `estimate`; empty where there is none."""
+    besides, and how that is given, `advice` what gives several of them at once ("" where there is none). `refused` is
+    the error of `calotype.load`, for models of pictures and clips that lack nothing and that it does not take all the
+    same. `load` and `run` are bytes of memory by the dtype that it is loaded in, `run` an estimate whose basis is
+    `estimate`; empty where there is none."""
 
     path: str
     kind: str
     family: str
-    others: tuple[str, ...]
     components: tuple[Component, ...]
-    missing: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    advice: str = ""
+    refused: str | None = None
     load: Mapping[str, int]
     run: Mapping[str, int]
     estimate: str
@@ -115,10 +120,10 @@ def _picture_model(path: Path) -> Inspection:
     kind = (
         "a folder in diffusers' layout" if is_diffusers(path) else "a denoiser's folder" if path.is_dir() else "a file"
     )
-    values, estimate = _activations(found)
-    return _inspection(
-        path, kind, found.family.title, files, others=others, missing=found.missing, values=values, estimate=estimate
-    )
+    refused = None if found.missing else refusal(path, found)
+    values, estimate = _activations(found) if refused is None else (0, "")
+    whole = _inspection(path, kind, found.family.title, files, values=values, estimate=estimate)
+    return dataclasses.replace(whole, others=others, missing=found.missing, advice=found.advice, refused=refused)
 
 
 def _language_model(path: Path, kind: str, config: LanguageModelConfig, files: Files) -> Inspection:
@@ -135,8 +140,6 @@ def _inspection(
     family: str,
     files: Mapping[str, Files],
     *,
-    others: tuple[str, ...] = (),
-    missing: tuple[str, ...] = (),
     values: int = 0,
     estimate: str = "",
 ) -> Inspection:
@@ -147,9 +150,7 @@ def _inspection(
         path=str(path),
         kind=kind,
         family=family,
-        others=others,
         components=tuple(_component(name, part) for name, part in tensors.items()),
-        missing=missing,
         load={_name(dtype): size + largest * dtype.itemsize for dtype, size in weights.items()},
         run={_name(dtype): size + values * dtype.itemsize for dtype, size in weights.items()} if values else {},
         estimate=estimate,

@@ -12,6 +12,7 @@ from ..core.json_file import json_object
 from ..vae.base import Autoencoder
 from .finder import Finder
 from .folders import CONFIG, is_diffusers
+from .from_diffusers import telling
 from .given import EncoderSources, Given, PartSource, TokenizerSources
 from .image import ImagePipeline
 from .placement import device_named, dtype_named
@@ -19,6 +20,7 @@ from .placement import device_named, dtype_named
 BUNDLED = "plate"
 
 
+@telling
 def load(
     source: str | Path | None = None,
     *,

@@ -8,6 +8,7 @@ from typing import get_args
 import torch
 
 from ..core.attention.base import AttentionSelector
+from ..core.attention.registry import attention_selector
 from ..core.component_files import weights_files
 from ..core.copies import moved
 from ..core.json_file import json_object
@@ -17,13 +18,14 @@ from ..language.checkpoints import ModelSource
 from .families import FolderFamily, alike, family_named, family_of_folder, titles
 from .finder import SINGLE, Finder
 from .folders import CONFIG, is_diffusers
-from .gather import gather
+from .gather import Gathered, gather
 from .given import Given
 from .image import ImagePipeline
 from .load import BUNDLED
 from .origin import origin_of
-from .parts import Offload, Parts
+from .parts import META, Offload, Parts
 from .recognise import check_denoiser, recognise
+from .variants import naming_variants
 
 PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
 
@@ -47,6 +49,22 @@ def load_family(
     places = gather(path, family, given, dataclasses.replace(finder, revision=None)).places()
     parts = Parts(**vars(places), name=name, device=device, dtype=dtype, attention=attention, offload=chosen)
     return _loaded(family, parts)
+
+
+def refusal(path: Path, found: Gathered) -> str | None:
+    """Why `load` would not take a source that lacks no part; None where it does.
+
+    It is loaded on the meta device, as `load` would: of the weights the headers alone are read.
+    """
+    try:
+        places = found.places()
+        _loaded(
+            found.family,
+            Parts(**vars(places), name=str(path), device=META, dtype=torch.float32, attention=attention_selector(None)),
+        )
+    except (ValueError, FileNotFoundError) as error:
+        return str(error)
+    return None
 
 
 def supported() -> str:
@@ -109,7 +127,8 @@ def _offload(offload: str | None, family: FolderFamily) -> Offload:
 
 def _loaded(family: FolderFamily, parts: Parts) -> ImagePipeline:
     """The pipeline; encoders that stay in their files are told the device that they run on."""
-    pipe = family.load(parts)
+    with naming_variants((path for path in parts.paths if path.is_dir()), parts.variant):
+        pipe = family.load(parts)
     pipe = dataclasses.replace(pipe, origin=origin_of(pipe, family.layout, parts))
     if parts.offload == "none":
         return pipe

@@ -50,7 +50,7 @@ from .request import Request
 from .text_options import check_text, conditioning_given, conditioning_of, limited, options_given
 from .texts import OtherTexts
 from .timed_decoding import TimedDecoding
-from .true_cfg import begins_above_1
+from .true_cfg import below_1
 from .values import is_number
 
 FAMILY = "ltx"
@@ -203,9 +203,7 @@ class LTXFamily:
             found.append(f"guidance_scale {scale}: this model was made to run without guidance, at 1")
         if self.distilled and steps is not None and steps != len(DISTILLED_SIGMAS):
             found.append(f"num_inference_steps {steps}: this model was made for {len(DISTILLED_SIGMAS)}")
-        if scale is not None and 0 < scale < 1:
-            found.append(begins_above_1("guidance_scale", scale))
-        return tuple(found)
+        return (*found, *below_1("guidance_scale", scale))
 
 
 def load_ltx(parts: Parts) -> ImagePipeline:

@@ -145,6 +145,12 @@ class Places:
     variant: str | None = None
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        """The folders and files of parts that are not loaded already."""
+        parts = (self.denoiser, self.vae, *self.encoders.values(), *self.others.values())
+        return tuple(path for part in parts if (path := place_of(part)) is not None)
+
+    @property
     def denoiser_files(self) -> Files:
         """What holds the denoiser's weights."""
         return part_of(weights_files(self.denoiser, self.variant), PREFIXES)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..denoisers.causal import Chunks
-from ..denoisers.guidance import Guidance
+from ..denoisers.guidance import ClassifierFree, Distilled, Guidance
 from ..schedulers import Sampler, Schedule, sampler_by_name
 from ..vae.frames import next_frames
 from .chunked import chunked_frames, given_warnings, num_unseen
@@ -22,6 +22,7 @@ from .request import Request
 from .result import OutputType
 from .texts import OTHERS, per_prompt
 from .timed_decoding import TimedDecoding, decoding_of
+from .true_cfg import leads_away
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -297,7 +298,19 @@ def _warnings(request: Request, family: Family, guidance: Guidance) -> tuple[str
     if says_no and not guidance.needs_negative:
         asked_by = "; true_cfg_scale over 1 asks for one" if "true_cfg_scale" in family.arguments else ""
         warnings.append(f"negative_prompt has no effect: this guidance makes no unconditional pass{asked_by}")
+    warnings += _negative_scale(request, guidance)
     for generator in used_generators(request):
         seed = generator.initial_seed()
         warnings.append(f"the generator of seed {seed} had been drawn from: that seed alone makes another picture")
     return tuple(warnings)
+
+
+def _negative_scale(request: Request, guidance: Guidance) -> tuple[str, ...]:
+    """What `guidance_scale` does below 0, where it does something."""
+    scale = request.guidance_scale
+    if scale is None or scale >= 0:
+        return ()
+    if isinstance(guidance, Distilled) and guidance.scale is not None:
+        return (f"guidance_scale {scale} is negative: the model was made to be told values from 0 on",)
+    is_followed = isinstance(guidance, ClassifierFree) and guidance.scale < 0
+    return (leads_away("guidance_scale", scale),) if is_followed else ()

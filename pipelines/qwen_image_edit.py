@@ -56,6 +56,11 @@ class QwenImageEditFamily(QwenImageFamily):
         """All common ones, and the scale's other name."""
         return COMMON | {"true_cfg_scale"}
 
+    def warnings(self, request: Request) -> tuple[str, ...]:
+        """Also that there is no picture."""
+        told = () if _has_picture(request) else ("image: this model changes pictures, and there is none",)
+        return (*super().warnings(request), *told)
+
 
 class QwenImageFirstEditFamily(QwenImageEditFamily):
     """The same, of a picture that must be given."""
@@ -63,7 +68,7 @@ class QwenImageFirstEditFamily(QwenImageEditFamily):
     def check(self, request: Request) -> None:
         """Also that there is a picture."""
         super().check(request)
-        if request.image is None and not any(part.references for part in conditioning_given(request)):
+        if not _has_picture(request):
             raise ValueError("image: this model changes a picture, and there is none; give one")
 
 
@@ -150,6 +155,11 @@ def with_positions(pipe: ImagePipeline, positions: Positions) -> ImagePipeline:
     return dataclasses.replace(
         pipe, encoders={**pipe.encoders, "llm": dataclasses.replace(encoder, positions=positions)}
     )
+
+
+def _has_picture(request: Request) -> bool:
+    """Whether it looks at a picture, or holds what was seen of one."""
+    return request.image is not None or any(part.references for part in conditioning_given(request))
 
 
 def _sides(area: int, picture: Tensor) -> tuple[int, int]:

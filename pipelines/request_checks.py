@@ -1,6 +1,7 @@
 """What a request's arguments are made sure of, each for itself and beside the others."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -199,6 +200,9 @@ def _check_schedule(request: "Request") -> None:
         raise ValueError(f"sigmas is {list(sigmas)}; it must be a list of at least one finite number")
     if sigmas is not None and _num_steps(sigmas) < 1:
         raise ValueError(f"sigmas is {list(sigmas)}; it must begin with a number above 0")
+    for i, (sigma, following) in enumerate(pairwise(sigmas or ())):
+        if sigma == following:
+            raise ValueError(f"sigmas[{i}] and sigmas[{i + 1}] are both {sigma:g}; noise levels must fall")
     num_given = schedule.num_steps if schedule is not None else _num_steps(sigmas) if sigmas is not None else steps
     if steps is not None and steps != num_given:
         name = "schedule" if schedule is not None else "sigmas"

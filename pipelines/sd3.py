@@ -36,6 +36,7 @@ from ..vae.kl_shapes import load_kl_like
 from .base import Source
 from .distilled import check_not_told
 from .family import COMMON, guidance_scale, num_steps
+from .few_steps import many_steps
 from .flow import FlowFamily, size_shifted_schedule
 from .folders import NAME, check_entries, config_of
 from .image import ImagePipeline
@@ -44,7 +45,7 @@ from .recipe import Recipe
 from .request import Request
 from .text_options import check_pooled, check_text, limited, options_given, side_by_side, skipping
 from .texts import OTHER_NEGATIVES, OTHERS, OtherTexts
-from .true_cfg import begins_above_1
+from .true_cfg import below_1
 
 FAMILY = "sd3"
 MAX_TOKENS, LONGEST = 256, 512  # that T5 reads where nothing is said, and at most
@@ -57,6 +58,7 @@ LAYOUT = Layout(
     marks=MARKS,
     inside={"clip": (PROJECTED_CLIP_L,), "clip_2": (CLIP_G,), "t5": (T5,)},
 )
+TURBO_STEPS = 4
 SCHEDULER = FlowMatchConfig(shift=3.0)
 """That of every model, for files that have none."""
 NO_T5 = "the model has no text_encoder_3 (T5)"
@@ -127,11 +129,10 @@ class SD3Family(FlowFamily):
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here."""
         scale = request.guidance_scale
+        many = many_steps(request, TURBO_STEPS) if self.distilled else ()
         if scale is not None and self.distilled and scale > 1:
-            return (f"guidance_scale {scale}: this model was made to run without guidance",)
-        if scale is not None and 0 < scale < 1:
-            return (begins_above_1("guidance_scale", scale),)
-        return ()
+            return (f"guidance_scale {scale}: this model was made to run without guidance", *many)
+        return (*below_1("guidance_scale", scale), *many)
 
     def _zeros(self, like: Tensor, request: Request) -> EncodedText:
         """What stands for the states of a T5 that is not there."""
@@ -226,7 +227,7 @@ def recipe(config: SD3Config, *, distilled: bool = False, downsampling: int = 8)
     if config.dual_layers:
         steps, scale = 40, 4.5
     if distilled:
-        steps, scale = 4, 0.0
+        steps, scale = TURBO_STEPS, 0.0
     side = config.sample_cells * downsampling
     return Recipe(
         width=side,

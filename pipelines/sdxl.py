@@ -39,7 +39,7 @@ from .text_options import check_text, conditioning_given, options_given, side_by
 from .texts import OtherTexts
 from .values import is_int, is_number
 
-FAMILY = "sdxl"
+FAMILY, REFINER = "sdxl", "sdxl refiner"
 MAX_TOKENS = 77
 DEFAULT_CELLS = 128  # latent cells a side of a picture whose size is not given, where the UNet's config has none
 DEFAULTS = Recipe(
@@ -175,7 +175,7 @@ def load_sdxl(parts: Parts) -> ImagePipeline:
         empty_is_zero=_switch(parts, "force_zeros_for_empty_prompt", default=parts.folder is not None or not scored),
     )
     return ImagePipeline(
-        source=Source(family=FAMILY, name=parts.name, weights=parts.digests(LAYOUT)),
+        source=Source(family=REFINER if scored else FAMILY, name=parts.name, weights=parts.digests(LAYOUT)),
         family=family,
         ends=scheduler.ends,
         masking=masking,

@@ -19,6 +19,17 @@ def true_cfg_warnings(request: Request, name: str, scale: float | None) -> tuple
     return ()
 
 
+def below_1(name: str, scale: float | None) -> tuple[str, ...]:
+    """What to tell of a scale, given as `name`, that does not turn guidance on, though it looks as if; 0 and 1 are how
+    it is turned off."""
+    return () if scale is None or scale >= 1 or scale == 0 else (begins_above_1(name, scale),)
+
+
+def leads_away(name: str, scale: float) -> str:
+    """What to tell of a scale, given as `name`, that is negative and works."""
+    return f"{name} {scale} is negative: it leads away from the prompt"
+
+
 def begins_above_1(name: str, scale: float) -> str:
     """What to tell of a scale, given as `name`, that is too small to turn guidance on."""
     return f"{name} {scale} has no effect: it begins above 1; give guidance=ClassifierFree({scale})"

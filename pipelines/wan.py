@@ -43,6 +43,7 @@ from .parts import ClipSize, Layout, Parts
 from .recipe import Recipe
 from .request import Request
 from .text_options import check_text
+from .true_cfg import below_1, leads_away
 from .wan_text import WanTexts
 
 FAMILY = "wan"
@@ -123,7 +124,8 @@ class WanFamily(WanTexts):
         scale, second = request.guidance_scale, request.guidance_scale_2
         if scale is not None and scale <= 1 and second not in (None, scale):
             return (f"guidance_scale_2 has no effect: guidance_scale {scale} turns guidance off for both experts",)
-        return ()
+        away = () if second is None or second >= 0 else (leads_away("guidance_scale_2", second),)
+        return (*below_1("guidance_scale", scale), *away)
 
 
 def load_wan(parts: Parts) -> ImagePipeline:

@@ -34,6 +34,7 @@ from ..vae.kl_shapes import load_kl_like
 from .base import Source
 from .distilled import check_not_told
 from .family import COMMON, guidance_scale
+from .few_steps import many_steps
 from .flow import FlowFamily
 from .folders import check_entries
 from .image import ImagePipeline
@@ -56,6 +57,7 @@ SCHEDULERS = {True: FlowMatchConfig(shift=3.0), False: FlowMatchConfig(shift=6.0
 MAX_TOKENS = 512  # that the language model reads where nothing is said
 BEFORE_LAST = Layer(index=-2, normed=False)
 TURBO_BELOW = 4.5  # the scheduler's shift
+TURBO_STEPS = 8
 DEFAULT_CELLS = 128  # latent cells a side of a picture whose size is not given
 
 
@@ -105,13 +107,18 @@ class ZImageFamily(FlowFamily):
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What an argument does not do here, or what the model was not made for."""
         scale = request.guidance_scale
+        found = [*many_steps(request, TURBO_STEPS)] if self.turbo else []
         if self.turbo and scale is not None and scale > 0:
-            return (f"guidance_scale {scale}: this model (Turbo) was made to run without guidance, at 0",)
+            return (f"guidance_scale {scale}: this model (Turbo) was made to run without guidance, at 0", *found)
+        if scale is not None and scale < 0:
+            other = f"give guidance=ClassifierFree({1 + scale})"
+            found.append(f"guidance_scale {scale} has no effect: it begins above 0; {other}")
         is_guided = not self.turbo if scale is None else scale > 0
         given = {"cfg_normalization": request.cfg_normalization, "cfg_truncation": request.cfg_truncation}
         if is_guided:
-            return ()
-        return tuple(f"{name} has no effect without guidance" for name, value in given.items() if value is not None)
+            return tuple(found)
+        unused = (f"{name} has no effect without guidance" for name, value in given.items() if value is not None)
+        return (*found, *unused)
 
 
 def load_z_image(parts: Parts) -> ImagePipeline:
@@ -164,7 +171,7 @@ def recipe(config: ZImageConfig, *, turbo: bool, downsampling: int = 8) -> Recip
         size_multiple=PATCH * downsampling,
         min_size=PATCH * downsampling,
         max_size=min(4 * side, most),
-        num_inference_steps=8 if turbo else 50,
+        num_inference_steps=TURBO_STEPS if turbo else 50,
         guidance_scale=0.0 if turbo else 5.0,
         strength=0.6,
     )

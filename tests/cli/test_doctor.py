@@ -9,6 +9,7 @@ import torch
 
 from calotype.core.attention.registry import all_backends
 from calotype.core.checkpoint import file_digest
+from calotype.core.ops.kernels import IS_BUILT
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def test_doctor_says_what_is_here(run, bundled: Path):
         assert heading in out
     assert f"  torch {torch.__version__}" in out and ", 1 threads in use" in text
     assert "  sdpa: works on " in text and all(f"  {backend.name}: " in text for backend in all_backends())
+    assert f"  calotype's kernels: {'built' if IS_BUILT else 'not built'}" in text
     assert "GFLOP/s" in text and "advice: " in text
     assert text.count("as on record") == 3
 

@@ -1,6 +1,7 @@
 """`calotype inspect`, on every kind of model."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import calotype
+from calotype.core.weight_source import WeightSource
+
 from ..tiny_flux import flux_pipeline, in_original_layout
 from ..tiny_hunyuan_video import hunyuan_video_pipeline
 from ..tiny_ltx_pipeline import ltx_pipeline
+from ..tiny_sd import sd_pipeline
 from ..tiny_wan_pipeline import wan_pipeline
 
 
@@ -105,6 +110,94 @@ def test_a_file_and_a_folder_that_lack_parts(run: Any, folder: Path, tmp_path: P
     assert out[1] == "or FLUX.1 Kontext: nothing in it tells; calotype.load(..., family=...) says which it is"
     assert "bfloat16 9" in out[2]
     assert sum(line.startswith("missing: ") for line in out) == 5
+    advice = "as encoders= gives all encoders and tokenizers, as vae= the autoencoder"
+    assert f"to give what is missing: a folder in diffusers' layout, or a hub id, {advice}" in out
+
+
+@pytest.fixture(scope="module")
+def stable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("models") / "sd"
+    sd_pipeline(where)
+    return where
+
+
+def changed_config(part: str, **entries: object) -> Any:
+    """What changes entries of a config."""
+
+    def change(folder: Path) -> None:
+        file = folder / part
+        file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+
+    return change
+
+
+def changed_weights(change: Any) -> Any:
+    """What puts the UNet's weights, changed, in their place."""
+
+    def put(folder: Path) -> None:
+        (file,) = (folder / "unet").glob("*.safetensors")
+        save_file(change(load_file(file)), file)
+
+    return put
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a scheduler": (
+        changed_config("scheduler/scheduler_config.json", _class_name="Warp"),
+        "names 'Warp': supported are Euler",
+    ),
+    "a dtype": (
+        changed_weights(lambda weights: {**weights, "conv_in.bias": weights["conv_in.bias"].to(torch.int64)}),
+        "conv_in.bias is stored as torch.int64",
+    ),
+    "a tensor more": (changed_weights(lambda weights: {**weights, "odd": torch.zeros(2)}), "match nothing (odd)"),
+    "a tensor less": (
+        changed_weights(lambda weights: {name: x for name, x in weights.items() if name != "conv_out.bias"}),
+        "parameters have no value (conv_out.bias)",
+    ),
+    "sizes": (changed_config("unet/config.json", block_out_channels=[32, 32, 64]), "misfits ("),
+    "what it predicts": (changed_config("scheduler/scheduler_config.json", prediction_type="x"), "prediction_type"),
+    "a text encoder": (changed_config("text_encoder/config.json", hidden_size=48), "hidden_size 48"),
+}
+"""What is done to a folder, and some of what is said."""
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_load_refuses(run: Any, stable: Path, tmp_path: Path, what: str) -> None:
+    """In the words of `load`, after what the folder holds."""
+    change, words = REFUSED[what]
+    copy = shutil.copytree(stable, tmp_path / "copy")
+    change(copy)
+    with pytest.raises(ValueError) as error:
+        calotype.load(copy)
+    said = str(error.value)
+    assert words in said
+    code, out, err = run("inspect", copy)
+    assert (code, err) == (2, [])
+    assert out[0] == "Stable Diffusion 1 or 2: a folder in diffusers' layout"
+    assert f"refused: {' '.join(said.split())}" in out
+    assert not any(line.startswith(("missing", "memory to run")) for line in out)
+    code, out, _ = run("inspect", copy, "--json")
+    assert (code, json.loads("\n".join(out))["refused"]) == (2, said)
+
+
+def test_what_load_takes_is_not_refused(run: Any, stable: Path, clips: tuple[str, Path]) -> None:
+    assert [inspected(run, folder)["refused"] for folder in (stable, clips[1])] == [None, None]
+
+
+def test_no_weights_are_read(run: Any, stable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules are made on the meta device: a weight is looked at, and never copied to memory."""
+    made: list[torch.device] = []
+    read = WeightSource.read
+
+    def watched(self: WeightSource, name: str, **options: Any) -> torch.Tensor:
+        weight = read(self, name, **options)
+        made.append(weight.device)
+        return weight
+
+    monkeypatch.setattr(WeightSource, "read", watched)
+    assert inspected(run, stable)["refused"] is None
+    assert set(made) == {torch.device("meta")}
 
 
 def test_language_models_and_plate(run: Any, llama_folder: Path, model: Path) -> None:

@@ -185,7 +185,7 @@ def test_mistakes(base, arguments, message):
 
 def test_the_refiner_takes_what_it_is_told(refiner):
     for name, value in (("target_size", (8, 8)), ("prompt_2", "a"), ("negative_prompt_2", "a"), ("prompt_3", "a")):
-        with pytest.raises(ValueError, match=f"{name}: sdxl does not use this argument"):
+        with pytest.raises(ValueError, match=f"{name}: sdxl refiner does not use this argument"):
             refiner[0]("a cat", **{name: value})
 
 

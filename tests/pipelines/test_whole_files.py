@@ -108,13 +108,18 @@ def test_conversions_are_those_of_diffusers(made: Made) -> None:
 def test_what_the_file_lacks_is_named(stable: Made, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="missing are the tokenizer of 'clip'") as one:
         calotype.load(stable.file)
-    assert "(tokenizers={'clip': folder}); a folder in" in str(one.value)
+    alone = "a folder in diffusers' layout, or a hub id, as tokenizers= gives all tokenizers"
+    assert str(one.value).endswith(f"(tokenizers={{'clip': folder}}); {alone}")
     assert "holds the denoiser, the text encoder 'clip' and the autoencoder of Stable Diffusion 1 or 2" in str(
         one.value
     )
     bare = make(without(stable.whole, "cond_stage_model.", "first_stage_model."), tmp_path / "bare")
-    with pytest.raises(ValueError, match=r"holds the denoiser of .* the text encoder 'clip' .* the autoencoder"):
+    with pytest.raises(ValueError, match=r"holds the denoiser of .* the text encoder 'clip' .* the autoencoder") as all:
         calotype.load(bare.file)
+    assert str(all.value).endswith("as encoders= gives all encoders and tokenizers, as vae= the autoencoder")
+    with pytest.raises(ValueError, match="missing are the autoencoder") as last:
+        calotype.load(bare.file, encoders=stable.folder)
+    assert str(last.value).endswith("a folder in diffusers' layout, or a hub id, as vae= gives the autoencoder")
     pipe = calotype.load(bare.file, encoders=stable.file, tokenizers=stable.folder, vae=stable.file)
     assert torch.equal(pipe(**RUN).latents, calotype.load(stable.folder)(**RUN).latents)
 
@@ -160,6 +165,7 @@ def test_inspect_tells_what_is_there(made: Made, capsys: pytest.CaptureFixture[s
     tokenizers = sum("tokenizer" in name for name in made.whole.parts)
     assert len(found["missing"]) == tokenizers
     assert all(line.startswith("the tokenizer of ") for line in found["missing"])
+    assert found["advice"] == "a folder in diffusers' layout, or a hub id, as tokenizers= gives all tokenizers"
     vae = load_file(made.folder / "vae/diffusion_pytorch_model.safetensors")
     assert parts["vae"]["parameters"] == sum(x.numel() for x in vae.values())
 

@@ -70,8 +70,12 @@ def _versions() -> Iterator[str]:
 def _devices() -> Iterator[str]:
     import torch
 
+    from ..core.ops.kernels import IS_BUILT
+
     cores, threads = os.cpu_count(), torch.get_num_threads()
     yield f"cpu: {torch.backends.cpu.get_cpu_capability()}, {cores} cores, {threads} threads in use"
+    missing = "not built, so text is written more slowly (they need AVX2, and at installation a C compiler)"
+    yield f"  calotype's kernels: {'built' if IS_BUILT else missing}"
     if cores is not None and threads > cores:
         yield f"  more threads than cores are slow: --threads {cores}"
     if not torch.cuda.is_available():

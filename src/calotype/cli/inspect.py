@@ -11,6 +11,8 @@ from .common import Commands
 if TYPE_CHECKING:
     from ..pipelines.inspection import Component, Inspection
 
+REFUSED = 2
+
 
 def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     """Adds the command."""
@@ -18,7 +20,8 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
         "inspect",
         help="what a model's files hold, and the memory it takes",
         description="Says from headers alone what a model is: family, parts, parameters, formats, what is missing and "
-        "how it is given, and the memory for loading and running it. Nothing is downloaded. Exit code 2: not a model.",
+        "how it is given, what calotype.load would refuse, and the memory for loading and running it. Nothing is "
+        "downloaded. Exit code 2: not a model, or one that calotype.load refuses.",
         allow_abbrev=False,
     )
     parser.add_argument("path", metavar="PATH", help="a folder, a .safetensors or .gguf file, or a downloaded hub id")
@@ -36,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         for line in _lines(found):
             print(line)
-    return 0
+    return 0 if found.refused is None else REFUSED
 
 
 def _lines(found: "Inspection") -> Iterator[str]:
@@ -51,6 +54,10 @@ def _lines(found: "Inspection") -> Iterator[str]:
         yield f"  {'all':<{width}}  {_sizes(found.parameters, size)}"
     for part in found.missing:
         yield f"missing: {part}"
+    if found.advice:
+        yield f"to give what is missing: {found.advice}"
+    if found.refused is not None:
+        yield f"refused: {' '.join(found.refused.split())}"
     yield f"memory to load: {_by_dtype(found.load)} (weights, and the largest tensor on its way)"
     if found.run:
         yield f"memory to run: {_by_dtype(found.run)}, an estimate ({found.estimate})"

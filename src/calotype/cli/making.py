@@ -22,10 +22,14 @@ def add_making_options(parser: argparse.ArgumentParser, made: str) -> None:
     parser.add_argument(
         "--guidance", type=float, help="how strictly to follow the words (1: as trained, without extra push)"
     )
+    parser.add_argument(
+        "--true-cfg", type=float, metavar="SCALE", help="classifier-free guidance of FLUX.1 and Qwen-Image, over 1"
+    )
     parser.add_argument("--seed", type=int, help=f"same seed, same {made}; {made} k of --count gets seed + k - 1")
     parser.add_argument("--count", type=count, default=1, help=f"how many {made}s (default 1)")
     parser.add_argument("--sampler", help=SAMPLER_HELP)
     add_model_options(parser)
+    _add_part_options(parser)
 
 
 def add_output_option(parser: argparse.ArgumentParser, files: str, several: str) -> None:
@@ -57,13 +61,22 @@ def load_model(options: argparse.Namespace) -> "ImagePipeline":
     use_threads(options.threads)
     from ..pipelines.load import load
 
-    return load(options.model, device=options.device, dtype=options.dtype)
+    return load(
+        options.model,
+        device=options.device,
+        dtype=options.dtype,
+        encoders=options.encoders,
+        vae=options.vae,
+        tokenizers=options.tokenizers,
+        offload=options.offload,
+    )
 
 
 def asked(options: argparse.Namespace) -> "ImageArguments":
     """The arguments of the pipeline that the options above stand for."""
     width, height = options.size or (None, None)
-    return {
+    of_some: ImageArguments = {} if options.true_cfg is None else {"true_cfg_scale": options.true_cfg}
+    return of_some | {
         "negative_prompt": options.negative,
         "width": width,
         "height": height,
@@ -73,3 +86,19 @@ def asked(options: argparse.Namespace) -> "ImageArguments":
         "seed": options.seed,
         "sampler": options.sampler,
     }
+
+
+def _add_part_options(parser: argparse.ArgumentParser) -> None:
+    """Where parts are that --model lacks, and where weights stay."""
+    whole = "a folder in diffusers' layout, or a hub id"
+    parser.add_argument("--encoders", metavar="PATH", help=f"text encoders that --model lacks: {whole}, or a file")
+    parser.add_argument("--vae", metavar="PATH", help=f"the autoencoder that --model lacks: {whole}, or a file")
+    parser.add_argument(
+        "--tokenizers", metavar="PATH", help=f"tokenizers that --model lacks: {whole} (default: beside the encoders)"
+    )
+    parser.add_argument(
+        "--offload",
+        choices=("none", "encoders", "blocks"),
+        help="weights that stay in their files until they are used: none (default), text encoders, or also the "
+        "denoiser's blocks",
+    )

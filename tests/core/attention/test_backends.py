@@ -4,10 +4,12 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from calotype.core.attention.base import FULL, AttentionBackend, AttentionCall, AttentionMask
 from calotype.core.attention.flash_attn import FlashAttention
@@ -93,6 +95,29 @@ def test_sdpa_equals_the_reference(name: str) -> None:
 @pytest.fixture(scope="module")
 def flex() -> FlexAttention:
     return FlexAttention()
+
+
+@pytest.mark.parametrize(("num_queries", "offset"), [(256, 0), (300, 0), (400, 77), (257, 1)])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_causal_calls_go_in_parts(
+    num_queries: int, offset: int, kv_heads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = AttentionMask(causal=True, query_offset=offset)
+    call = make_call(mask, num_queries, num_queries + offset, kv_heads=kv_heads, dtype=dtype)
+    whole = SDPAAttention()(call)  # where a gradient may follow
+    lengths: list[int] = []
+    plain = functional.scaled_dot_product_attention
+
+    def watched(queries: Tensor, *arguments: Tensor, **options: Any) -> Tensor:
+        lengths.append(queries.shape[2])
+        return plain(queries, *arguments, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    with torch.no_grad():
+        found = SDPAAttention()(call)
+    assert sum(lengths) == num_queries and max(lengths) == 128
+    torch.testing.assert_close(found, whole, atol=1e-6 if dtype == torch.float32 else 0.02, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

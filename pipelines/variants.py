@@ -1,0 +1,53 @@
+"""Weights that come only in variants, such as "fp16", which are asked for by their names."""
+
+import re
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+_WEIGHTS = re.compile(
+    r"(diffusion_pytorch_model|model)(-\d{5}-of-\d{5})?(\.(?P<variant>\w+?))?(-\d{5}-of-\d{5})?\.safetensors"
+)
+
+
+def check_variants(place: object, names: Iterable[str], variant: str | None) -> None:
+    """Makes sure that which of a component's files are read can be told; `names` are theirs, `place` its own.
+
+    Raises:
+        ValueError: there are several, which come only in variants, and `variant` is none of these.
+    """
+    inside = tuple(names)
+    weights = [name for name in inside if name.endswith(".safetensors")]
+    is_listed = any(name.endswith(".safetensors.index.json") for name in inside)
+    found = only_variants(weights)
+    if len(weights) > 1 and found and variant not in found and not is_listed:
+        raise ValueError(_told(place, found))
+
+
+@contextmanager
+def naming_variants(folders: Iterable[Path], variant: str | None) -> Generator[None, None, None]:
+    """Says what to ask for where a file is not found in one of these folders, whose weights come only in variants.
+
+    Raises:
+        ValueError: they do, and `variant` is none of these.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        for folder in (each for each in folders if str(each) in str(error)):
+            found = only_variants(file.name for file in folder.glob("*.safetensors"))
+            if found and variant not in found:
+                raise ValueError(_told(folder, found)) from None
+        raise
+
+
+def only_variants(weights: Iterable[str]) -> tuple[str, ...]:
+    """The variants that files of weights are of; none where one of them is of no variant."""
+    matches = [_WEIGHTS.fullmatch(name) for name in weights]
+    found = {None if match is None else match["variant"] for match in matches}
+    return tuple(sorted(name for name in found if name is not None)) if None not in found else ()
+
+
+def _told(place: object, variants: tuple[str, ...]) -> str:
+    ways = " or ".join(f"variant={name!r}" for name in variants)
+    return f"{place} has its weights only in variants: pass {ways}"
