@@ -7,10 +7,9 @@ Legend: B rows, L tokens, D width.
 from typing import cast
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..norms import LayerNorm, RMSNorm
-from ..ops.row_product import WideLinear
+from ..ops.row_product import WideLinear, by_float32_pays, wide_linear
 from ..stream import BlockInputs, Cache, Stream
 from .joint import JointConfig, attend, split_heads, within_float16
 
@@ -52,8 +51,10 @@ class ParallelBlock(nn.Module):
     def _joined(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """output([attended, hidden]), which are never put side by side: [B, L, D]."""
         width = self.config.width
-        out = functional.linear(attended, self.output.weight[:, :width], self.output.bias)
+        out = wide_linear(attended, self.output.weight[:, :width], self.output.bias)
         rest = self.output.weight[:, width:]
+        if by_float32_pays(hidden, rest):
+            return out.add_(wide_linear(hidden, rest))
         out.flatten(0, 1).addmm_(hidden.flatten(0, 1), rest.T)
         return out
 
@@ -61,4 +62,4 @@ class ParallelBlock(nn.Module):
 def _rows_of(layer: nn.Linear, rows: slice, h: Tensor) -> Tensor:
     """Some of a linear layer's outputs."""
     bias = cast("Tensor | None", layer.bias)
-    return functional.linear(h, layer.weight[rows], None if bias is None else bias[rows])
+    return wide_linear(h, layer.weight[rows], None if bias is None else bias[rows])

@@ -42,9 +42,14 @@ class WideLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., K] to [..., N]."""
-        if _is_slow(input, self.weight):
-            return _by_float32(input, self.weight, self.bias)
-        return functional.linear(input, self.weight, self.bias)
+        return wide_linear(input, self.weight, self.bias)
+
+
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b for many rows: that of `functional.linear`, in bfloat16 through float32 where that is faster."""
+    if by_float32_pays(x, weight):
+        return _by_float32(x, weight, bias)
+    return functional.linear(x, weight, bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -55,7 +60,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = few_rows(_KINDS[weight.dtype], x, weight, None, size)
         y = y if bias is None else y.add_(bias)
         return y if x.dtype is torch.float32 else y.to(x.dtype)
-    if _is_slow(x, weight):
+    if by_float32_pays(x, weight):
         return _by_float32(x, weight, bias)
     if not _pays(x, weight):
         return functional.linear(x, weight, bias)
@@ -85,8 +90,8 @@ def _suits_kernel(x: Tensor, weight: Tensor) -> bool:
     return weight.is_contiguous() and may_run(x, weight)
 
 
-def _is_slow(x: Tensor, weight: Tensor) -> bool:
-    """Whether torch has no kernel for a product in bfloat16."""
+def by_float32_pays(x: Tensor, weight: Tensor) -> bool:
+    """Whether this is a product in bfloat16 for which torch has no kernel, and large."""
     if _HAS_BFLOAT16 or not x.is_cpu or x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
         return False
     return weight.numel() >= _SMALLEST and not torch.is_grad_enabled()

@@ -4,8 +4,9 @@
 
 A shard holds `latents` [N, 8, 16, 16] float16 (normalised), `classes` [N, 8, 8] uint8 (the object on each token) and,
 in its metadata, the captions. With `--kind clips` they are the key frames of clips: `latents` [N, 8, 5, 16, 16],
-`classes` [N, 5, 8, 8]. Of what is rare otherwise alone: `--kind placed`, single objects in stated places, and
-`--kind reshaped`, clips in which one object grows, shrinks or turns. Shards that are there are left as they are.
+`classes` [N, 5, 8, 8]. Of what is rare otherwise alone: `--kind placed`, single objects in stated places,
+`--kind uneven`, a large object beside a small one, and `--kind reshaped`, clips in which one object grows, shrinks or
+turns. Shards that are there are left as they are.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from ...vae.plate import PlateVAE, PlateVAEConfig
 from .autoencoder import read_weights
 from .captions import Sample, training_sample
 from .motions import Clip, clip_classes, key_frames, render_clip, reshaped_clip, training_clip
-from .scenes import render, token_classes
+from .scenes import LARGE, SMALL, render, token_classes
 
 SHARD = 2048
 
@@ -65,6 +66,14 @@ def drawn_placed(random: np.random.Generator) -> Drawn:
             return _drawn(sample)
 
 
+def drawn_uneven(random: np.random.Generator) -> Drawn:
+    """One with two objects, a large and a small one."""
+    while True:
+        sample = training_sample(random)
+        if sorted(sprite.size for sprite in sample.scene.sprites) == [SMALL, LARGE]:
+            return _drawn(sample)
+
+
 def _drawn(sample: Sample) -> Drawn:
     pictures, classes = render(sample.scene)[None], token_classes(sample.scene)[None]
     return Drawn(caption=sample.caption, pictures=pictures, classes=classes)
@@ -90,6 +99,7 @@ DRAWN: dict[str, Draw] = {
     "scenes": drawn_scene,
     "clips": drawn_clip,
     "placed": drawn_placed,
+    "uneven": drawn_uneven,
     "reshaped": drawn_reshaped,
 }
 

@@ -1,8 +1,9 @@
 """Clips of moving scenes, and the words that describe them.
 
 A clip has 17 frames: the first, and four groups of four; the last frame of each group is a key frame, like the first.
-Objects move evenly from key frame to key frame, 4 pixels a frame, so that key frames of most motions lie on the grid of
-pictures. Every caption has one layout: one object crosses half of the scene, grows, shrinks, bounces or turns in its
+Objects move evenly from key frame to key frame, 4 pixels a frame, and grow from a small to a large size of pictures in
+two groups, so that key frames show them where and as large as pictures do; one that turns is upright and upside down in
+turns. Every caption has one layout: one object crosses half of the scene, grows, shrinks, bounces or turns in its
 middle; of two, each has its half.
 """
 
@@ -37,7 +38,8 @@ Motion = Literal["left", "right", "up", "down", "grow", "shrink", "bounce", "spi
 GROUP = 4  # frames from key frame to key frame
 FRAMES = 17
 STEP = 4  # pixels a frame
-TURN = 11.25  # degrees a frame: half a turn in all
+GROWTH = 8  # pixels of a side, a frame
+TURN = 45.0  # degrees a frame: half a turn from key frame to key frame
 ONE = ("left", "right", "up", "down", "grow", "shrink", "bounce", "spin")
 RESHAPED = ("grow", "shrink", "spin")
 ACROSS, ALONG = ("left", "right"), ("up", "down")  # what two objects do: above each other, beside each other
@@ -93,7 +95,7 @@ def training_clip(random: np.random.Generator) -> Clip:
 
 
 def reshaped_clip(random: np.random.Generator) -> Clip:
-    """A clip for training in which one object grows, shrinks or turns, so has sizes and angles that pictures lack."""
+    """A clip for training in which one object grows, shrinks or turns, which pictures do not tell."""
     while True:
         clip = random_clip("one", random)
         if clip.actors[0].motion in RESHAPED and not _is_held_out(clip):
@@ -160,11 +162,11 @@ def poses_of(motion: Motion, x: int, y: int) -> tuple[Pose, ...]:
     move along."""
     travel = FRAMES - 1
     if motion in ("grow", "shrink"):
-        sizes = [SMALL + STEP * n for n in range(FRAMES)]
+        sizes = [min(SMALL + GROWTH * n, LARGE) for n in range(FRAMES)]
         sizes = sizes if motion == "grow" else sizes[::-1]
         return tuple(Pose(size=size, x=(SIDE - size) // 2, y=(SIDE - size) // 2) for size in sizes)
     if motion == "spin":
-        return tuple(Pose(size=MEDIUM, x=x, y=y, angle=TURN * n) for n in range(FRAMES))
+        return tuple(Pose(size=MEDIUM, x=x, y=y, angle=TURN * n % 360) for n in range(FRAMES))
     if motion == "bounce":
         heights = [SIDE - MEDIUM - STEP * min(n, travel - n) for n in range(FRAMES)]
         return tuple(Pose(size=MEDIUM, x=x, y=height) for height in heights)
