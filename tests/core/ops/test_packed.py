@@ -321,5 +321,7 @@ def test_gradients_reach_what_goes_in(kind: Kind) -> None:
 
 def test_inputs_that_do_not_fit_our_kernel_are_refused() -> None:
     layer = PackedLinear(weight(48, 64), None, "int8")
+    if not isinstance(layer.matrix, OurKernel):
+        pytest.skip("our kernels are not built here")
     with torch.no_grad(), pytest.raises(RuntimeError, match="cannot be multiplied"):
         layer(torch.randn(2, 32))
