@@ -202,7 +202,8 @@ def _tokens(
 ) -> Iterator[ChosenT]:
     if cache is None:
         cache = cache_for(model, len(prompt) + room - 1, chunk=chunk)
-    logits, runner = prefill(model, prompt, cache, chunk=chunk, routing=routing), OneTokenRunner([*model.blocks])
+    logits = prefill(model, prompt, cache, chunk=chunk, routing=routing)
+    runner = OneTokenRunner([*model.blocks])
     ids = torch.empty(1, 1, dtype=torch.int64, device=logits.device)
     for index in range(room):
         if not rows_are_finite(logits[None])[0]:

@@ -15,6 +15,7 @@ from ..core.blocks.one_token import OneTokenRunner
 from ..core.kv_cache import KVCache, LayeredKVCache, PagedKVCache, PagedPool, PagedSequence, TokenChain, share_prefix
 from ..core.kv_cache.base import check_sizes
 from ..core.moe import Routing
+from ..core.stream import Runner, run_blocks
 from .generate import ChosenT, TokenChooser, checked_ids, room_after, rows_are_finite
 from .model import LanguageModel
 from .padding import padded
@@ -113,7 +114,7 @@ class Scheduler(Generic[ChosenT]):
         self._max_rows = max_rows
         self._chunk = prefill_chunk
         self._routing = routing
-        self._runner = OneTokenRunner([*model.blocks])
+        self._runner: Runner = run_blocks  # until there is a request
         self._layout, self.pools = _pools(model, max_rows, num_blocks, block_size, prefill_chunk)
         self._requests: dict[Ticket, _Request[ChosenT]] = {}
         self._waiting: deque[_Request[ChosenT]] = deque()  # all younger than those that run; both in order of age

@@ -26,7 +26,7 @@ class OneQueryAttention:
             return f"no {queries.device.type.upper()} kernels"
         if keys.dtype not in (torch.float32, torch.bfloat16) or keys.dtype is not values.dtype:
             return f"{keys.dtype} is not supported; float32 and bfloat16 are"
-        if not self._may_run(call):
+        if not kernels.may_run_untracked(queries, keys, values):
             return "no gradients, compiling, tracing, autocast or tensors of other kinds"
         if keys.shape != values.shape or len(keys) != len(queries):
             return "keys and values of other sizes, or for other rows"
@@ -37,10 +37,6 @@ class OneQueryAttention:
         if call.mask.causal and call.mask.window is not None:
             return "a sliding window is not supported"
         return None
-
-    def _may_run(self, call: AttentionCall) -> bool:
-        with torch.set_grad_enabled(call.needs_gradient):
-            return kernels.may_run(call.queries, call.keys, call.values)
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """[B, H, 1, Dh]."""

@@ -23,8 +23,6 @@ from ..rotary import Rotary
 from ..stream import Block, BlockInputs, Cache, Stream, run_blocks
 from .decoder import DecoderBlock
 
-_KINDS: dict[torch.dtype, kernels.Kind] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-
 
 @runtime_checkable
 class Placing(Protocol):
@@ -57,7 +55,12 @@ class OneTokenRunner:
 
     def _suits(self, stream: Stream, prepared: BlockInputs, rotary: Rotary, count: int) -> bool:
         x, mask = stream.x, prepared.mask
-        if x.shape[1] != 1 or not 0 < len(x) <= kernels.MOST_ROWS or x.dtype not in _KINDS or not kernels.may_run(x):
+        if (
+            x.shape[1] != 1
+            or not 0 < len(x) <= kernels.MOST_ROWS
+            or x.dtype not in kernels.KINDS
+            or not kernels.may_run(x)
+        ):
             return False
         if prepared.modulation or prepared.special or prepared.routing is not None or mask.window is not None:
             return False
@@ -126,7 +129,7 @@ def _matrix_of(layer: nn.Module) -> _Matrix | None:
     if type(layer) is not Linear:
         return None
     weight = layer.weight
-    return layer if weight.is_cpu and weight.dtype in _KINDS and weight.is_contiguous() else None
+    return layer if weight.is_cpu and weight.dtype in kernels.KINDS and weight.is_contiguous() else None
 
 
 def _norm_of(norm: nn.Module) -> RMSNorm | None:
@@ -145,7 +148,7 @@ def _matrix(layer: _Matrix, kept: list[Tensor]) -> list[int]:
         assert isinstance(layer.matrix, OurKernel)
         kind, tensors = layer.matrix.kind, (layer.matrix.numbers, layer.matrix.scales, bias)
     else:
-        kind, tensors = _KINDS[layer.weight.dtype], (layer.weight.detach(), None, bias)
+        kind, tensors = kernels.KINDS[layer.weight.dtype], (layer.weight.detach(), None, bias)
     kept += [each for each in tensors if each is not None]
     where = [0 if each is None else each.data_ptr() for each in tensors]
     return [kernels.KIND_NUMBERS[kind], *where, layer.out_features, layer.in_features]

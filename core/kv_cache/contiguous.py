@@ -52,19 +52,8 @@ class ContiguousKVCache(RowBuffers):
             return None
         self._rows.num_written = 1
         halves = [buffer.unbind() for buffer in self._buffers]
-        first = halves[0][0]
-        return TokenPlaces(
-            keys=torch.tensor([keys.data_ptr() for keys, _ in halves], device="cpu"),
-            values=torch.tensor([values.data_ptr() for _, values in halves], device="cpu"),
-            starts=torch.arange(self.batch, device="cpu")[:, None] * first.stride(0),
-            lengths=self._rows.tensor + 1,
-            size=first.shape[2],
-            heads=first.shape[1],
-            head_width=first.shape[3],
-            head_step=first.stride(1),
-            token_step=first.stride(2),
-            dtype=first.dtype,
-        )
+        rows = torch.arange(self.batch, device="cpu")[:, None]
+        return TokenPlaces.of(halves, rows, self._rows.tensor + 1, head_axis=1)
 
     def _make_room(self, num_new: int) -> None:
         longest = max(self._held)

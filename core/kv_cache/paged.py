@@ -91,19 +91,8 @@ class PagedKVCache:
         self._rows.num_written = 1
         longest = max(len(sequence.blocks) for sequence in self._sequences)
         blocks = [[*each.blocks, *[pool.zero_block] * (longest - len(each.blocks))] for each in self._sequences]
-        halves, (_, keys) = pool.buffers.unbind(), pool.buffers[0].unbind()
-        return TokenPlaces(
-            keys=torch.tensor([half[0].data_ptr() for half in halves], device="cpu"),
-            values=torch.tensor([half[1].data_ptr() for half in halves], device="cpu"),
-            starts=torch.tensor(blocks, device="cpu") * keys.stride(0),
-            lengths=self._rows.tensor + 1,
-            size=pool.block_size,
-            heads=keys.shape[2],
-            head_width=keys.shape[3],
-            head_step=keys.stride(2),
-            token_step=keys.stride(1),
-            dtype=keys.dtype,
-        )
+        halves = [buffer.unbind() for buffer in pool.buffers]
+        return TokenPlaces.of(halves, torch.tensor(blocks, device="cpu"), self._rows.tensor + 1, head_axis=2)
 
     def advance(self, counts: Tensor | Sequence[int]) -> None:
         """Count the first `counts[b]` of row b's new tokens as read.

@@ -8,6 +8,7 @@ Legend: N outputs, K inputs, G groups (K / 32), B rows, L tokens, Lk keys, D wid
 width of a head.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,7 @@ Kind = Literal["float32", "bfloat16", "int8", "int4"]
 
 IS_BUILT = _native is not None
 MOST_ROWS = 16  # of a product; beyond, those of whole matrices are faster
+KINDS: dict[torch.dtype, Kind] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 KIND_NUMBERS: dict[Kind, int] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _SMALLEST = 2**15  # operations of a kernel; below, sharing them among threads costs more than it saves
 
@@ -41,6 +43,12 @@ def may_run(*tensors: Tensor) -> bool:
     """Whether the kernels run here and now, and the tensors are plain memory of the CPU. They see addresses alone: what
     follows operations (gradients, tangents, tracers, autocast) or stands for tensors must have torch's."""
     return _native is not None and alone() and all(type(x) in (Tensor, Parameter) and x.is_cpu for x in tensors)
+
+
+def may_run_untracked(*tensors: Tensor) -> bool:
+    """`may_run`, but that gradients count only where one of the tensors requires one."""
+    with torch.set_grad_enabled(torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+        return may_run(*tensors)
 
 
 def alone() -> bool:
@@ -183,6 +191,28 @@ class TokenPlaces:
     head_step: int
     token_step: int
     dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls, halves: Sequence[Sequence[Tensor]], chosen: Tensor, lengths: Tensor, *, head_axis: Literal[1, 2]
+    ) -> "TokenPlaces":
+        """Of each block's keys and values: stretches of the same layout, heads on `head_axis`, tokens on the other one,
+        of which row b has those `chosen` [B, T]."""
+        first, token_axis = halves[0][0], 3 - head_axis
+        addresses = torch.tensor([[half.data_ptr() for half in both] for both in halves], device="cpu")
+        keys, values = addresses.T.contiguous()
+        return cls(
+            keys=keys,
+            values=values,
+            starts=chosen * first.stride(0),
+            lengths=lengths,
+            size=first.shape[token_axis],
+            heads=first.shape[head_axis],
+            head_width=first.shape[3],
+            head_step=first.stride(head_axis),
+            token_step=first.stride(token_axis),
+            dtype=first.dtype,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .kernels import IS_BUILT, few_rows, may_run, unpacked
+from .kernels import IS_BUILT, few_rows, may_run_untracked, unpacked
 from .quantise import GROUP, Quantised, values_int4, values_int8
 
 Kind = Literal["int8", "int4", "w8a8"]
@@ -140,8 +140,7 @@ class OurKernel(OfFewRows):
 
     def takes(self, x: Tensor) -> bool:
         """Gradients with respect to x are torch's."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
-            return x.shape[-1] == self.width and may_run(x)
+        return x.shape[-1] == self.width and may_run_untracked(x)
 
     def of_few(self, x: Tensor) -> Tensor:
         """In float32."""

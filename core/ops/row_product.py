@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .kernels import MOST_ROWS, Kind, few_rows, may_run
+from .kernels import KINDS, MOST_ROWS, few_rows, may_run
 
-_KINDS: dict[torch.dtype, Kind] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _FEW_ROWS = 16
 _SMALLEST = 2**18  # weights; below, starting threads costs more than it saves
 _PIECE = 2**19  # weights that are float32 at a time
@@ -57,7 +56,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     size, width = weight.shape
     rows = x.numel() // max(1, width)
     if 0 < rows <= MOST_ROWS and _suits_kernel(x, weight):
-        y = few_rows(_KINDS[weight.dtype], x, weight, None, size)
+        y = few_rows(KINDS[weight.dtype], x, weight, None, size)
         y = y if bias is None else y.add_(bias)
         return y if x.dtype is torch.float32 else y.to(x.dtype)
     if by_float32_pays(x, weight):
@@ -85,7 +84,7 @@ def _one_row(x: Tensor, weight: Tensor) -> Tensor:
 
 def _suits_kernel(x: Tensor, weight: Tensor) -> bool:
     """Whether our kernel takes them."""
-    if x.dtype is not weight.dtype or weight.dtype not in _KINDS or x.shape[-1] != weight.shape[1]:
+    if x.dtype is not weight.dtype or weight.dtype not in KINDS or x.shape[-1] != weight.shape[1]:
         return False
     return weight.is_contiguous() and may_run(x, weight)
 

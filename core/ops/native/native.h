@@ -17,6 +17,7 @@
 #define EACH(...) _Pragma("GCC unroll 8") for (__VA_ARGS__)
 
 enum { LANES = 8 };
+enum { SMALLEST = 1 << 15 }; /* operations; below, starting threads costs more than it saves */
 
 INLINE float sum8(__m256 v) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));

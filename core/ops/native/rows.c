@@ -9,7 +9,6 @@
 #include "native.h"
 
 enum { ROWS = 4, PARTS = 3, GROUP = 32, PIECE = 16 };
-enum { SMALLEST = 1 << 15 }; /* products; below, starting threads costs more than it saves */
 enum { LINE = 64, AHEAD = 2048 }; /* bytes, fetched by hand: a processor takes a while to see where reading goes */
 
 /* Activations as whole numbers times a scale for each group, and the sums of these products; where something is not

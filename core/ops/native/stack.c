@@ -99,7 +99,7 @@ static int run_block(const Call *c, const Block *b, const Reals *r, float *x, vo
         .key_steps = {c->head_step, c->token_step}, .value_steps = {c->head_step, c->token_step},
         .scale = r->scale, .is_bfloat16 = c->is_bfloat16,
     };
-    const int is_long = rows * c->heads * c->most * c->head_width >= 1 << 15;
+    const int is_long = rows * c->heads * c->most * c->head_width >= SMALLEST;
     norm_rows(x, b->attention_norm, s->normed, rows, width, r->norm_eps);
     if (!multiply(&b->qkv, s->normed, s->qkv, rows, c->threads)) return 0;
     place_heads(c, b, r, s->qkv, keys, values);
