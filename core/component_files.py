@@ -29,7 +29,8 @@ def component_weights(folder: Path, variant: str | None = None) -> Path:
     """
     for stem in _STEMS:
         if variant is not None:
-            names = (f"{stem}.safetensors.index.{variant}.json", f"{stem}.{variant}.safetensors")
+            index = (f"{stem}.{variant}.safetensors.index.json", f"{stem}.safetensors.index.{variant}.json")
+            names = (*index, f"{stem}.{variant}.safetensors")
         else:
             names = (f"{stem}.safetensors.index.json", f"{stem}.safetensors")
         for name in names:

@@ -1,4 +1,4 @@
-"""How a time embedding acts on one sublayer of a block.
+"""How a time embedding acts on one sublayer of a block: in float32 where the sublayer's tensor or the embedding is.
 
 Legend: B rows, L tokens, D width; every tensor is [B or 1, L or 1, D].
 """
@@ -44,11 +44,11 @@ class ScaleGate:
 
     def before(self, h: Tensor) -> Tensor:
         """h (1 + scale)."""
-        return h * (1 + self.scale)
+        return h * (1 + _wide(self.scale, h))
 
     def after(self, h: Tensor) -> Tensor:
         """gate h."""
-        return h * self.gate
+        return h * _wide(self.gate, h)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,11 @@ class ShiftScaleGate:
 
     def before(self, h: Tensor) -> Tensor:
         """h (1 + scale) + shift."""
-        return torch.addcmul(self.shift, h, 1 + self.scale)
+        return torch.addcmul(_wide(self.shift, h), h, 1 + _wide(self.scale, h))
 
     def after(self, h: Tensor) -> Tensor:
         """gate h."""
-        return h * self.gate
+        return h * _wide(self.gate, h)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class ShiftScale:
 
     def before(self, h: Tensor) -> Tensor:
         """h (1 + scale) + shift."""
-        return torch.addcmul(self.shift, h, 1 + self.scale)
+        return torch.addcmul(_wide(self.shift, h), h, 1 + _wide(self.scale, h))
 
     def after(self, h: Tensor) -> Tensor:
         """`h`."""
@@ -101,3 +101,8 @@ class Stretches:
         """Each stretch as its part has it."""
         stretches = zip(self.parts, h.split(self.lengths, dim=1), strict=True)
         return torch.cat([part.after(stretch) for part, stretch in stretches], dim=1)
+
+
+def _wide(table: Tensor, h: Tensor) -> Tensor:
+    """The table, in float32 where h is: 1 + scale is then not rounded to fewer bits."""
+    return table.float() if h.dtype is torch.float32 else table

@@ -26,7 +26,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to the same shape and dtype."""
-        weight = self.weight
+        weight = self.weight_for(x)
         if weight is not None and self.offset:
             return functional.rms_norm(x.float(), self.shape, weight.float() + self.offset, self.eps).to(x.dtype)
         if weight is None or weight.dtype == x.dtype:
@@ -36,6 +36,11 @@ class RMSNorm(nn.Module):
                 return _rms_norm(x, weight, self.eps)
             return functional.rms_norm(x, self.shape, weight, self.eps)
         return functional.rms_norm(x, self.shape, None, self.eps) * weight
+
+    def weight_for(self, x: Tensor) -> Tensor | None:
+        """The weight, in float32 where x is."""
+        weight = self.weight
+        return weight.float() if weight is not None and x.dtype is torch.float32 else weight
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -63,10 +68,12 @@ def norm_halves(x: Tensor, first: nn.Module, second: nn.Module, out: Tensor) -> 
     for norm, half, place in zip((first, second), x.chunk(2, dim=1), out.chunk(2, dim=1), strict=True):
         if not isinstance(norm, RMSNorm) or norm.offset or not _is_plain(x):
             place.copy_(norm(half))
-        elif kernels.runs(x, place, *_given(norm.weight)) and x.stride(-1) == 1:
-            kernels.rms_norm_into(half, norm.weight, norm.eps, place)
+            continue
+        weight = norm.weight_for(x)
+        if kernels.runs(x, place, *_given(weight)) and x.stride(-1) == 1:
+            kernels.rms_norm_into(half, weight, norm.eps, place)
         else:
-            _rms_norm_rows(half, norm.weight, norm.eps, place)
+            _rms_norm_rows(half, weight, norm.eps, place)
 
 
 def _given(weight: Tensor | None) -> tuple[Tensor, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .attention.base import FULL, AttentionMask, AttentionSelector
 from .modulation import Modulation
 from .moe import Routing
+from .ops.row_product import working_dtype
 from .rotary import Rotary
 
 
@@ -121,3 +122,16 @@ def run_blocks(blocks: Sequence[Block], stream: Stream, prepared: BlockInputs, c
     for index, block in enumerate(blocks):
         stream = block(stream, prepared, cache, index)
     return stream
+
+
+def walk(runner: Runner, blocks: Sequence[Block], stream: Stream, prepared: BlockInputs, cache: Cache) -> Stream:
+    """The stream after all blocks, as `runner` walks them, in its own dtype. What is bfloat16 goes through them in
+    float32 where the processor has no products in bfloat16, which is faster and more exact; what a cache keeps stays as
+    it is."""
+    x, context = stream.x, stream.context
+    wide = working_dtype(x)
+    if wide is x.dtype or not isinstance(cache, NoCache):
+        return runner(blocks, stream, prepared, cache)
+    widened = Stream(x=x.to(wide), context=None if context is None else context.to(wide))
+    stream = runner(blocks, widened, prepared, cache)
+    return Stream(x=stream.x.to(x.dtype), context=None if stream.context is None else stream.context.to(x.dtype))

@@ -29,7 +29,7 @@ from ..core.modulation import Modulation, ShiftScale
 from ..core.norms import LayerNorm
 from ..core.rotary import Rotary, grid_positions, rotary_table
 from ..core.saving import Component
-from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
+from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks, walk
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid
@@ -156,7 +156,7 @@ class HunyuanVideoDenoiser(HoistingModule):
         weight = self.image_in.weight[:, : tokens.shape[-1]]  # what is not there would be zeros
         tokens = functional.linear(tokens.to(dtype), weight, self.image_in.bias)
         stream = Stream(x=tokens, context=self._context(prepared, e))
-        h = prepared.runner([*self.blocks], stream, prepared.inputs(e), NoCache()).x
+        h = walk(prepared.runner, [*self.blocks], stream, prepared.inputs(e), NoCache()).x
         return unpatchify(self.output(prepared.final[e].before(self.final_norm(h))), x.shape, self.config.patch).float()
 
     def component(self) -> Component:

@@ -26,7 +26,7 @@ from ..core.blocks.cross_wide import WideCrossBlock
 from ..core.mlp import GELUMLP
 from ..core.norms import LayerNorm, RMSNorm
 from ..core.saving import Component
-from ..core.stream import KeysValues, NoCache, Runner, Stream, run_blocks
+from ..core.stream import KeysValues, NoCache, Runner, Stream, run_blocks, walk
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid
@@ -131,7 +131,7 @@ class LTXDenoiser(HoistingModule):
         e, known, dtype = prepared.places[point.index], prepared.first, self.image_in.weight.dtype
         shown = x if known is None else torch.cat((known, x[:, :, known.shape[2] :]), dim=2)
         stream = Stream(x=self.image_in(patchify(shown, 1).to(dtype)))
-        h = prepared.runner([*self.blocks], stream, prepared.inputs(e), NoCache()).x
+        h = walk(prepared.runner, [*self.blocks], stream, prepared.inputs(e), NoCache()).x
         h = prepared.final(e).before(self.final_norm(h.float())).to(dtype)
         return unpatchify(self.output(h), x.shape, 1).float()
 

@@ -19,7 +19,7 @@ from ..core.blocks.decoder import DecoderBlock, DecoderConfig
 from ..core.modulation import Modulation, ScaleGate, ShiftScale
 from ..core.norms import RMSNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
-from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
+from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks, walk
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import frequencies, sinusoid
@@ -169,7 +169,7 @@ class PlateDenoiser(nn.Module):
         self, tokens: Tensor, text: Tensor, inputs: BlockInputs, final: ShiftScale, runner: Runner
     ) -> Tensor:
         """Picture tokens [B, n, D] of any places and refined text [B, Lt, D] to the slopes of these tokens."""
-        stream = runner(list(self.blocks), Stream(x=torch.cat((tokens, text), dim=1)), inputs, NoCache())
+        stream = walk(runner, list(self.blocks), Stream(x=torch.cat((tokens, text), dim=1)), inputs, NoCache())
         return self.output(final.before(self.final_norm(stream.x[:, : tokens.shape[1]])))
 
     def refine_text(self, states: Tensor, lengths: Tensor, attention: AttentionSelector) -> Tensor:

@@ -26,7 +26,7 @@ from ..core.modulation import Modulation, ShiftScale, Stretches
 from ..core.norms import LayerNorm, RMSNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
 from ..core.saving import Component
-from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
+from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks, walk
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid
@@ -261,7 +261,7 @@ class QwenImageDenoiser(HoistingModule):
         e = prepared.places[point.index]
         tokens, told = self.image_in(patchify(x, PATCH).to(self.image_in.weight.dtype)), prepared.told
         stream = Stream(x=torch.cat((tokens, told.references), dim=1), context=told.context)
-        stream = prepared.runner([*self.blocks], stream, prepared.inputs(e), NoCache())
+        stream = walk(prepared.runner, [*self.blocks], stream, prepared.inputs(e), NoCache())
         h = prepared.final[e].before(self.final_norm(stream.x[:, : tokens.shape[1]]))
         return unpatchify(self.output(h), x.shape, PATCH).float()
 

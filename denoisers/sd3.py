@@ -24,7 +24,7 @@ from ..core.blocks.joint_variants import DualJointBlock, LastJointBlock
 from ..core.modulation import Modulation, ShiftScale
 from ..core.norms import LayerNorm
 from ..core.saving import Component
-from ..core.stream import BlockInputs, NoCache, Runner, Stream
+from ..core.stream import BlockInputs, NoCache, Runner, Stream, walk
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, TIME_SCALE, Embedder, sinusoid
@@ -95,7 +95,7 @@ class SD3Denoiser(PairingModule[SD3Prepared]):
         e = prepared.places[point.index]
         tokens = self.image_in(patchify(x, PATCH).to(prepared.context.dtype)) + prepared.positions
         stream = Stream(x=tokens, context=prepared.context)
-        stream = prepared.runner([*self.blocks], stream, prepared.inputs[e], NoCache())
+        stream = walk(prepared.runner, [*self.blocks], stream, prepared.inputs[e], NoCache())
         h = prepared.final[e].before(self.final_norm(stream.x))
         return unpatchify(self.output(h), x.shape, PATCH).float()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.attention.base import AttentionMask, AttentionSelector
 from ..core.modulation import Modulation, ShiftScale
 from ..core.rotary import Rotary
-from ..core.stream import Block, BlockInputs, Cache, NoCache, Runner, Stream
+from ..core.stream import Block, BlockInputs, Cache, NoCache, Runner, Stream, walk
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,8 +56,8 @@ def run_stages(
     told, references = prepared.told, prepared.told.references
     x = tokens if references is None else torch.cat((tokens, references), dim=1)
     stream = Stream(x=x, context=told.context)
-    stream = prepared.runner(joint, stream, prepared.inputs(prepared.modulation[e]), told.joint_cache)
+    stream = walk(prepared.runner, joint, stream, prepared.inputs(prepared.modulation[e]), told.joint_cache)
     assert stream.context is not None
     stream = Stream(x=torch.cat((stream.x, stream.context), dim=1))
-    stream = prepared.runner(single, stream, prepared.inputs(prepared.single_modulation[e]), told.single_cache)
+    stream = walk(prepared.runner, single, stream, prepared.inputs(prepared.single_modulation[e]), told.single_cache)
     return stream.x[:, : tokens.shape[1]]

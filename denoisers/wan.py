@@ -31,7 +31,7 @@ from ..core.mlp import GELUMLP
 from ..core.norms import LayerNorm, RMSNorm
 from ..core.rotary import Rotary, grid_positions, rotary_table
 from ..core.saving import Component
-from ..core.stream import Cache, KeysValues, NoCache, Runner, Stream, run_blocks
+from ..core.stream import Cache, KeysValues, NoCache, Runner, Stream, run_blocks, walk
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import TIME_SCALE, Embedder, sinusoid
@@ -169,7 +169,7 @@ class WanDenoiser(HoistingModule):
         if prepared.beside is not None:
             tokens = torch.cat((tokens, prepared.beside), dim=-1)
         stream = Stream(x=self.image_in(tokens.to(self.image_in.weight.dtype)))
-        return prepared.runner([*self.blocks], stream, prepared.inputs(e), cache).x
+        return walk(prepared.runner, [*self.blocks], stream, prepared.inputs(e), cache).x
 
     def rotary(self, shape: Sequence[int], start: int = 0) -> Rotary:
         """The tables of latents of `shape` [B, C, F, h, w], whose first frame is number `start` of its clip."""

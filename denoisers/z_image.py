@@ -26,7 +26,7 @@ from ..core.modulation import Modulation, ScaleGate
 from ..core.norms import LayerNorm, RMSNorm
 from ..core.rotary import Rotary, RotaryConfig, grid_positions, rotary_table
 from ..core.saving import Component
-from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks
+from ..core.stream import BlockInputs, NoCache, Runner, Stream, run_blocks, walk
 from ..schedulers.base import Point
 from .base import Conditioning
 from .embedding import SINUSOID_WIDTH, Embedder, sinusoid
@@ -257,9 +257,9 @@ class ZImageDenoiser(HoistingModule):
         tokens = self.image_in(patchify_channels_last(x, PATCH).to(text.dtype))
         num_image = tokens.shape[1]
         stream = Stream(x=torch.cat((tokens, prepared.padding), dim=1))
-        stream = prepared.runner([*self.image_blocks], stream, prepared.image[e], NoCache())
+        stream = walk(prepared.runner, [*self.image_blocks], stream, prepared.image[e], NoCache())
         stream = Stream(x=torch.cat((stream.x, text), dim=1))
-        stream = prepared.runner([*self.blocks], stream, prepared.joint[e], NoCache())
+        stream = walk(prepared.runner, [*self.blocks], stream, prepared.joint[e], NoCache())
         h = self.final_norm(stream.x[:, :num_image]) * prepared.final[e]
         return -unpatchify_channels_last(self.output(h), x.shape, PATCH).float()
 
@@ -280,7 +280,7 @@ class ZImageDenoiser(HoistingModule):
         index = torch.arange(h.shape[1], device=h.device)
         is_text = index < conditioning.lengths.to(h.device)[:, None]
         h = torch.where(is_text[..., None], h, self.text_padding)
-        return self.runner(run_blocks)([*self.text_blocks], Stream(x=h), inputs, NoCache()).x
+        return walk(self.runner(run_blocks), [*self.text_blocks], Stream(x=h), inputs, NoCache()).x
 
     def rotary_tables(self, shape: tuple[int, ...], lengths: Tensor) -> Rotary:
         """Tables for N' picture tokens then L' text tokens: text n stands at (n + 1, 0, 0), the picture after all the

@@ -1,6 +1,6 @@
 """The parts of one model from wherever they lie: a folder in diffusers' layout, single files, other folders."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -44,6 +44,12 @@ class Gathered:
     tokenizers: Mapping[str, Path | None]
     others: Mapping[str, Path]
     variant: str | None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The folders and files of all parts that were found and are not loaded yet."""
+        parts = (self.denoiser, self.vae, *self.encoders.values(), *self.others.values())
+        return tuple(path for part in parts if (path := place_of(part)) is not None)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -181,9 +187,9 @@ def gather(source: Path, family: FolderFamily, given: Given, finder: Finder) -> 
         others={name: place for name in layout.others if (place := search.other(name)) is not None},
         variant=finder.variant,
     )
-    for part in (found.denoiser, found.vae, *found.encoders.values(), *found.others.values()):
-        if isinstance(part, Path) and part.is_dir():
-            check_variants(part, (file.name for file in part.iterdir()), found.variant)
+    for path in found.paths:
+        if path.is_dir():
+            check_variants(path, (file.name for file in path.iterdir()), found.variant)
     return found
 
 
@@ -197,11 +203,14 @@ def check_files(places: Places) -> None:
     for path in places.paths:
         refuse_quantised(path)
         check_config_sizes(path, read_checkpoint(weights_files(path, places.variant)).values())
-    folders = [path for path in places.paths if path.is_dir()]
-    if places.variant is not None and not any(has_variant(folder, places.variant) for folder in folders):
-        raise FileNotFoundError(
-            f"none of {', '.join(map(str, folders))} has a variant {places.variant!r} of its weights"
-        )
+    check_variant(places.paths, places.variant)
+
+
+def check_variant(paths: Iterable[Path], variant: str | None) -> None:
+    """Raises FileNotFoundError where a variant is asked for, and the weights of none of the folders come in it."""
+    folders = [path for path in paths if path.is_dir()]
+    if variant is not None and not any(has_variant(folder, variant) for folder in folders):
+        raise FileNotFoundError(f"none of {', '.join(map(str, folders))} has a variant {variant!r} of its weights")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from ..vae.kl_keys import PREFIXES as AUTOENCODER_PREFIXES
 from .families import alike
 from .finder import Finder
 from .folders import CONFIG, entries_of, is_diffusers
-from .gather import Gathered, gather
+from .gather import Gathered, check_variant, gather
 from .given import Given
 from .load import BUNDLED, bundled_folder, is_plate
 from .load_family import family_of, refusal
@@ -82,41 +82,45 @@ class Inspection:
         return sum(component.parameters for component in self.components)
 
 
-def inspect_model(source: str | Path) -> Inspection:
+def inspect_model(source: str | Path, variant: str | None = None) -> Inspection:
     """What a source is: whatever `calotype.load` or `calotype.load_language_model` take; of the hub, what was
-    downloaded before.
+    downloaded before. `variant`, such as "fp16", picks files where parts have several.
 
     Raises:
-        FileNotFoundError: nothing of that name. ValueError: not a model, or a damaged one.
+        FileNotFoundError: nothing of that name, or no part comes in the variant. ValueError: not a model, or a damaged
+            one.
     """
-    path = bundled_folder() if source == BUNDLED else Finder(local_files_only=True).find(source, lambda layout: ())
+    finder = Finder(local_files_only=True, variant=variant)
+    path = bundled_folder() if source == BUNDLED else finder.find(source, lambda layout: ())
     if is_plate(path):
         files = {file.stem: file for file in sorted(path.glob("*.safetensors"))}
         return _inspection(
             path, "a folder that pipe.save wrote", "plate", {name: [file] for name, file in files.items()}
         )
     if path.is_dir() and not is_diffusers(path) and "_class_name" not in _config(path):
-        return _language_model(path, "a language model's folder", model_config(path), weights_files(path))
+        return _language_model(path, "a language model's folder", model_config(path), weights_files(path, variant))
     if path.suffix.lower() == ".gguf" and "token_embd.weight" in GGUFFile(path).tensors:
         shards = gguf_shards(path)
         tensors = {name: x for shard in shards for name, x in GGUFFile(shard).tensors.items()}
         return _language_model(path, "a GGUF file", gguf_config(GGUFFile(shards[0]).metadata, tensors, path), shards)
-    return _picture_model(path)
+    return _picture_model(path, variant)
 
 
-def _picture_model(path: Path) -> Inspection:
-    found = gather(path, family_of(path, Given()), Given(), Finder())
+def _picture_model(path: Path, variant: str | None) -> Inspection:
+    found = gather(path, family_of(path, Given()), Given(), Finder(variant=variant))
+    check_variant(found.paths, variant)
     others = () if is_diffusers(path) else tuple(family.title for family in alike(found.family))
     layout = found.family.layout
     files: dict[str, Files] = {}
     if found.denoiser is not None:
-        files[layout.denoiser] = part_of(weights_files(found.denoiser), PREFIXES)
+        files[layout.denoiser] = part_of(weights_files(found.denoiser, variant), PREFIXES)
     if isinstance(found.vae, Path):
-        files[layout.vae] = part_of(weights_files(found.vae), AUTOENCODER_PREFIXES)
+        files[layout.vae] = part_of(weights_files(found.vae, variant), AUTOENCODER_PREFIXES)
     for role, part in found.encoders.items():
         if isinstance(part, ModelSource):
-            files[layout.encoders[role]] = model_weights(part)
-    files |= {name: weights_files(place) for name, place in found.others.items()}
+            held = weights_files(part, variant) if isinstance(part, Path) else model_weights(part)
+            files[layout.encoders[role]] = held
+    files |= {name: weights_files(place, variant) for name, place in found.others.items()}
     kind = (
         "a folder in diffusers' layout" if is_diffusers(path) else "a denoiser's folder" if path.is_dir() else "a file"
     )
@@ -161,7 +165,7 @@ def _activations(found: Gathered) -> tuple[int, str]:
     """How many values a run at the default size keeps beside the weights, and what that is made of."""
     if found.denoiser is None:
         return 0, ""
-    shapes, layout = Shapes.read(weights_files(found.denoiser), PREFIXES), found.family.layout
+    shapes, layout = Shapes.read(weights_files(found.denoiser, found.variant), PREFIXES), found.family.layout
     width = next((shapes.shapes[name][0] for name in _INPUTS if name in shapes.shapes), 0)
     sample = _picture(layout) if layout.clip is None else _clip(layout.clip(shapes))
     tokens = sample.tokens
@@ -169,7 +173,7 @@ def _activations(found: Gathered) -> tuple[int, str]:
         (tokens * width * VALUES_PER_TOKEN, f"{tokens} tokens x {width} wide x {VALUES_PER_TOKEN} in the denoiser")
     ]
     if isinstance(found.vae, Path):
-        channels = _channels(Shapes.read(weights_files(found.vae), AUTOENCODER_PREFIXES))
+        channels = _channels(Shapes.read(weights_files(found.vae, found.variant), AUTOENCODER_PREFIXES))
         made = f"{sample.pixels} pixels x {channels} channels x {VALUES_PER_PIXEL} in the decoder"
         clip = f", with {sample.result} of the clip," if sample.result else ""
         counts.append((sample.pixels * channels * VALUES_PER_PIXEL + sample.result, made + clip))

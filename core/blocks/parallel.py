@@ -9,7 +9,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from ..norms import LayerNorm, RMSNorm
-from ..ops.row_product import WideLinear, by_float32_pays, wide_linear
+from ..ops.row_product import WideLinear, add_wide_product, wide_linear
 from ..stream import BlockInputs, Cache, Stream
 from .joint import JointConfig, attend, split_heads, within_float16
 
@@ -52,11 +52,7 @@ class ParallelBlock(nn.Module):
         """output([attended, hidden]), which are never put side by side: [B, L, D]."""
         width = self.config.width
         out = wide_linear(attended, self.output.weight[:, :width], self.output.bias)
-        rest = self.output.weight[:, width:]
-        if by_float32_pays(hidden, rest):
-            return out.add_(wide_linear(hidden, rest))
-        out.flatten(0, 1).addmm_(hidden.flatten(0, 1), rest.T)
-        return out
+        return add_wide_product(out, hidden, self.output.weight[:, width:])
 
 
 def _rows_of(layer: nn.Linear, rows: slice, h: Tensor) -> Tensor:

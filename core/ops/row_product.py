@@ -8,10 +8,13 @@ W X^T runs at two to three times the rate of X W^T.
 For many rows, oneDNN's kernels take up to a fifth less time than those of MKL that torch calls, but add up all K terms
 in one chain: about twice the error for 576, and more for more. So they get long inputs only, where time matters most,
 and short chains. Processors without products in bfloat16 (AVX-512 BF16, AMX) multiply many rows in float32, four times
-faster than by torch's substitute. What is computed is the same but for rounding.
+faster than by torch's substitute; the rows may be float32 already, with weights in bfloat16 (`working_dtype`). What is
+computed is the same but for rounding.
 
 Legend: N outputs, K inputs, T threads.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +24,7 @@ from .kernels import KINDS, MOST_ROWS, few_rows, may_run
 
 _FEW_ROWS = 16
 _SMALLEST = 2**18  # weights; below, starting threads costs more than it saves
-_PIECE = 2**19  # weights that are float32 at a time
+_PIECE = 2**22  # weights that are float32 at a time; products with fewer are slower
 _LONG = 256  # tokens, whatever the number of batch rows: a row alone goes the way that it goes in a batch
 _LONGEST_CHAIN = 1024
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
@@ -45,10 +48,32 @@ class WideLinear(nn.Linear):
 
 
 def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b for many rows: that of `functional.linear`, in bfloat16 through float32 where that is faster."""
-    if by_float32_pays(x, weight):
+    """x W^T + b for many rows, in x's dtype: that of `functional.linear`, or of weights in bfloat16 through float32,
+    where x is float32 or that is faster."""
+    if _is_mixed(x, weight) or by_float32_pays(x, weight):
         return _by_float32(x, weight, bias)
     return functional.linear(x, weight, bias)
+
+
+def add_wide_product(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """y + x W^T for many rows, `wide_linear`'s dtypes, in the memory of a contiguous y."""
+    if _is_mixed(x, weight) or by_float32_pays(x, weight):
+        rows, out = _rows(x), y.flatten(0, -2)
+        for part in _parts(weight):
+            if y.dtype is torch.float32:
+                out[:, part].addmm_(rows, weight[part].float().T)
+            else:
+                out[:, part] += functional.linear(rows, weight[part].float())
+        return y
+    y.flatten(0, -2).addmm_(x.flatten(0, -2), weight.T)
+    return y
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """What to keep activations like x in: float32 instead of bfloat16 on a CPU without products in bfloat16, where no
+    gradient follows; else x's dtype."""
+    is_slow = x.is_cpu and x.dtype is torch.bfloat16 and not _HAS_BFLOAT16
+    return torch.float32 if is_slow and not torch.is_grad_enabled() else x.dtype
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -59,7 +84,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = few_rows(KINDS[weight.dtype], x, weight, None, size)
         y = y if bias is None else y.add_(bias)
         return y if x.dtype is torch.float32 else y.to(x.dtype)
-    if by_float32_pays(x, weight):
+    if _is_mixed(x, weight) or by_float32_pays(x, weight):
         return _by_float32(x, weight, bias)
     if not _pays(x, weight):
         return functional.linear(x, weight, bias)
@@ -97,14 +122,34 @@ def by_float32_pays(x: Tensor, weight: Tensor) -> bool:
 
 
 def _by_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A few outputs at a time, so that what is float32 stays in the caches."""
-    size, width = weight.shape
-    rows, count = x.reshape(-1, width).float(), max(1, _PIECE // width)
+    """A few outputs at a time, so that few weights are float32 at once."""
+    rows, size = _rows(x), len(weight)
     y = x.new_empty(len(rows), size)
-    for start in range(0, size, count):
-        part = slice(start, min(start + count, size))
-        y[:, part] = functional.linear(rows, weight[part].float(), None if bias is None else bias[part].float())
+    for part in _parts(weight):
+        some, its_bias = weight[part].float(), None if bias is None else bias[part].float()
+        if x.dtype is not torch.float32 or torch.is_grad_enabled():
+            y[:, part] = functional.linear(rows, some, its_bias)
+        elif its_bias is None:
+            torch.mm(rows, some.T, out=y[:, part])
+        else:
+            torch.addmm(its_bias, rows, some.T, out=y[:, part])
     return y.view(*x.shape[:-1], size)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]).float()
+
+
+def _parts(weight: Tensor) -> Iterator[slice]:
+    """Of a matrix's outputs, a few at a time."""
+    size, width = weight.shape
+    count = max(1, _PIECE // max(1, width))
+    return (slice(start, min(start + count, size)) for start in range(0, size, count))
+
+
+def _is_mixed(x: Tensor, weight: Tensor) -> bool:
+    """Whether float32 rows meet weights in bfloat16."""
+    return x.dtype is torch.float32 and weight.dtype is torch.bfloat16 and x.is_cpu
 
 
 def _pays(x: Tensor, weight: Tensor) -> bool:

@@ -5,8 +5,8 @@
 A shard holds `latents` [N, 8, 16, 16] float16 (normalised), `classes` [N, 8, 8] uint8 (the object on each token) and,
 in its metadata, the captions. With `--kind clips` they are the key frames of clips: `latents` [N, 8, 5, 16, 16],
 `classes` [N, 5, 8, 8]. Of what is rare otherwise alone: `--kind placed`, single objects in stated places,
-`--kind uneven`, a large object beside a small one, and `--kind reshaped`, clips in which one object grows, shrinks or
-turns. Shards that are there are left as they are.
+`--kind uneven`, a large object beside a small one, and clips: `--kind reshaped`, of one object that grows, shrinks or
+turns, `--kind turned`, of one that turns, `--kind pairs`, of two objects. Shards that are there are left as they are.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from ...core.whole_file import whole_file
 from ...vae.plate import PlateVAE, PlateVAEConfig
 from .autoencoder import read_weights
 from .captions import Sample, training_sample
-from .motions import Clip, clip_classes, key_frames, render_clip, reshaped_clip, training_clip
+from .motions import Clip, clip_classes, key_frames, render_clip, reshaped_clip, training_clip, training_pair
 from .scenes import LARGE, SMALL, render, token_classes
 
 SHARD = 2048
@@ -89,6 +89,16 @@ def drawn_reshaped(random: np.random.Generator) -> Drawn:
     return _key_frames_of(reshaped_clip(random))
 
 
+def drawn_turned(random: np.random.Generator) -> Drawn:
+    """Those of one in which an object turns."""
+    return _key_frames_of(reshaped_clip(random, ("spin",)))
+
+
+def drawn_pair(random: np.random.Generator) -> Drawn:
+    """Those of one in which two objects move."""
+    return _key_frames_of(training_pair(random))
+
+
 def _key_frames_of(clip: Clip) -> Drawn:
     keys = key_frames()
     classes = np.stack([clip_classes(clip, frame) for frame in keys])
@@ -101,6 +111,8 @@ DRAWN: dict[str, Draw] = {
     "placed": drawn_placed,
     "uneven": drawn_uneven,
     "reshaped": drawn_reshaped,
+    "turned": drawn_turned,
+    "pairs": drawn_pair,
 }
 
 

@@ -41,7 +41,7 @@ STEP = 4  # pixels a frame
 GROWTH = 8  # pixels of a side, a frame
 TURN = 45.0  # degrees a frame: half a turn from key frame to key frame
 ONE = ("left", "right", "up", "down", "grow", "shrink", "bounce", "spin")
-RESHAPED = ("grow", "shrink", "spin")
+RESHAPED: tuple[Motion, ...] = ("grow", "shrink", "spin")
 ACROSS, ALONG = ("left", "right"), ("up", "down")  # what two objects do: above each other, beside each other
 KIND_SHARES = {"one": 0.66, "two": 0.22, "still": 0.12}
 
@@ -94,11 +94,19 @@ def training_clip(random: np.random.Generator) -> Clip:
             return clip
 
 
-def reshaped_clip(random: np.random.Generator) -> Clip:
+def training_pair(random: np.random.Generator) -> Clip:
+    """One of two objects."""
+    while True:
+        clip = random_clip("two", random)
+        if not _is_held_out(clip):
+            return clip
+
+
+def reshaped_clip(random: np.random.Generator, motions: Sequence[Motion] = RESHAPED) -> Clip:
     """A clip for training in which one object grows, shrinks or turns, which pictures do not tell."""
     while True:
         clip = random_clip("one", random)
-        if clip.actors[0].motion in RESHAPED and not _is_held_out(clip):
+        if clip.actors[0].motion in motions and not _is_held_out(clip):
             return clip
 
 

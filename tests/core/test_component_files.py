@@ -50,6 +50,13 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
         component_weights(tmp_path, "bf16")
 
 
+@pytest.mark.parametrize("index", [f"{STEM}.fp16.safetensors.index.json", f"{STEM}.safetensors.index.fp16.json"])
+def test_an_index_of_a_variant(index: str, tmp_path: Path) -> None:
+    """As diffusers names it, and as it did before."""
+    (tmp_path / index).write_bytes(b"")
+    assert component_weights(tmp_path, "fp16") == tmp_path / index
+
+
 def test_one_of_several_shards_stands_for_all(tmp_path: Path) -> None:
     names = tuple(tmp_path / f"x-0000{n}-of-00003.safetensors" for n in (1, 2, 3))
     assert weights_files(names[1]) == names

@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import calotype
+from calotype.pipelines.inspection import inspect_model
 from calotype.pipelines.variants import check_variants, only_variants
 
 from ..tiny_qwen_image import qwen_image_pipeline
@@ -40,6 +41,18 @@ def test_the_only_variant_is_named(stable: Path, tmp_path: Path) -> None:
         calotype.load(copy, variant="bf16")
     pipe, same = calotype.load(copy, variant="fp16"), calotype.load(stable)
     assert (pipe("a fox", **RUN).latents == same("a fox", **RUN).latents).all()
+
+
+def test_inspection_of_a_variant(stable: Path, tmp_path: Path) -> None:
+    copy = in_variants(stable, tmp_path / "copy", "fp16")
+    refused = inspect_model(copy).refused
+    assert refused is not None and refused.endswith("has its weights only in variants: pass variant='fp16'")
+    with pytest.raises(FileNotFoundError, match=r"none of .* has a variant 'bf16'|no model"):
+        inspect_model(copy, "bf16")
+    found, wanted = inspect_model(copy, "fp16"), inspect_model(stable)
+    assert found.refused is None and found.parameters == wanted.parameters
+    (unet,) = (part for part in found.components if part.name == "unet")
+    assert unet.path.endswith(".fp16.safetensors")
 
 
 def test_one_of_several_must_be_told(stable: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
         allow_abbrev=False,
     )
     parser.add_argument("path", metavar="PATH", help="a folder, a .safetensors or .gguf file, or a downloaded hub id")
+    parser.add_argument("--variant", help='of the weights where parts come in several, such as "fp16"')
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
     parser.set_defaults(run=run)
 
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """Prints what was found."""
     from ..pipelines.inspection import inspect_model
 
-    found = inspect_model(options.path)
+    found = inspect_model(options.path, options.variant)
     if options.json:
         print(json.dumps({**asdict(found), "parameters": found.parameters}, indent=2))
     else:

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from calotype.core.ops import kernels, row_product
-from calotype.core.ops.row_product import Linear, WideLinear, linear
+from calotype.core.ops.row_product import Linear, WideLinear, add_wide_product, linear, working_dtype
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -127,6 +127,54 @@ def test_bfloat16_without_products_of_its_own(
         assert float((layer(x).double() - wanted).norm() / wanted.norm()) < 2e-3
     layer(x).sum().backward()
     assert layer.weight.grad is not None and layer.weight.grad.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("rows", [1, 20, 300])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", [Linear, WideLinear])
+def test_float32_rows_meet_weights_in_bfloat16(
+    kind: type[Linear] | type[WideLinear], bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the weights were float32, a few outputs at a time; small matrices too, and with gradients."""
+    monkeypatch.setattr(row_product, "_PIECE", 300 * 250)
+    torch.manual_seed(0)
+    for size in (900, 7):
+        layer, x = kind(300, size, bias=bias).bfloat16(), torch.randn(2, rows, 300)
+        given = None if layer.bias is None else layer.bias.float()
+        wanted = functional.linear(x, layer.weight.float(), given)
+        with torch.no_grad():
+            torch.testing.assert_close(layer(x), wanted, atol=1e-5, rtol=1e-5)
+        layer(x).sum().backward()
+        assert layer.weight.grad is not None and bool((layer.weight.grad != 0).all())
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize("has_products", [False, True])
+def test_products_are_added_in_place(
+    dtypes: tuple[torch.dtype, torch.dtype], has_products: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_product, "_HAS_BFLOAT16", has_products)
+    monkeypatch.setattr(row_product, "_PIECE", 300 * 250)
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 20, 300).to(dtypes[0]), torch.randn(2, 20, 900).to(dtypes[0])
+    weight = torch.randn(900, 400).to(dtypes[1])[:, 100:] / 20
+    wanted = y.double() + functional.linear(x.double(), weight.double())
+    with torch.no_grad():
+        found = add_wide_product(y, x, weight)
+    assert found is y
+    tolerance = 1e-5 if dtypes[0] is torch.float32 else 2**-6
+    torch.testing.assert_close(y.double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+def test_what_activations_are_kept_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    half, whole = torch.ones(1, dtype=torch.bfloat16), torch.ones(1)
+    for has_products, wanted in ((False, torch.float32), (True, torch.bfloat16)):
+        monkeypatch.setattr(row_product, "_HAS_BFLOAT16", has_products)
+        with torch.no_grad():
+            assert working_dtype(half) is wanted
+            assert working_dtype(whole) is torch.float32 and working_dtype(half.half()) is torch.float16
+            assert working_dtype(half.to("meta")) is torch.bfloat16
+        assert working_dtype(half) is torch.bfloat16  # a gradient may follow
 
 
 def test_wide_layers_are_torchs_in_other_dtypes() -> None:
