@@ -21,7 +21,7 @@ from torch import Tensor
 from ...vae.between import FLOW_UNIT, STRIDE, Warps
 from ...vae.plate import DOWNSAMPLING, PlateClipVAE, PlateClipVAEConfig
 from .autoencoder import coarse_loss, energy_loss, make_optimiser, picture_weights, reconstruction_loss
-from .motions import GROUP, Clip, Pose, key_frames, posed, render_clip, training_clip
+from .motions import GROUP, Clip, Pose, key_frames, posed, render_clip, seen_width, training_clip
 from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
 from .scenes import SIDE, Array
 
@@ -108,9 +108,9 @@ def _offsets(pose: Pose, key: Pose, middles: NDArray[np.int64]) -> Array:
     """From places on a grid in one pose to the same spots of the object in another, [2, n, n]: x, y, in pixels."""
     x, y = np.meshgrid(middles, middles)
     across, down = x - (pose.x + pose.size / 2), y - (pose.y + pose.size / 2)
-    turn, scale = np.deg2rad(key.angle - pose.angle), key.size / pose.size
-    new_x = key.x + key.size / 2 + scale * (across * np.cos(turn) - down * np.sin(turn))
-    new_y = key.y + key.size / 2 + scale * (across * np.sin(turn) + down * np.cos(turn))
+    scale, squeezed = key.size / pose.size, seen_width(key.angle) / seen_width(pose.angle)
+    new_x = key.x + key.size / 2 + scale * squeezed * across
+    new_y = key.y + key.size / 2 + scale * down
     return np.stack((new_x - x, new_y - y)).astype(np.float32)
 
 

@@ -2,11 +2,12 @@
 
 A clip has 17 frames: the first, and four groups of four; the last frame of each group is a key frame, like the first.
 Objects move evenly from key frame to key frame, 4 pixels a frame, and grow from a small to a large size of pictures in
-two groups, so that key frames show them where and as large as pictures do; one that turns is upright and upside down in
-turns. Every caption has one layout: one object crosses half of the scene, grows, shrinks, bounces or turns in its
+two groups, so that key frames show them where and as large as pictures do; one that spins turns about its upright axis like a coin,
+and shows its front and its back, which is its mirror image, in turns. Every caption has one layout: one object crosses half of the scene, grows, shrinks, bounces or turns in its
 middle; of two, each has its half.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +15,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from .captions import background_words, has_held_out_pair, noun_of, training_sample
 from .objects import object_names, with_article
@@ -40,6 +40,7 @@ FRAMES = 17
 STEP = 4  # pixels a frame
 GROWTH = 8  # pixels of a side, a frame
 TURN = 45.0  # degrees a frame: half a turn from key frame to key frame
+THICKNESS = 0.25  # of an object's width: what is seen of it from the side
 ONE = ("left", "right", "up", "down", "grow", "shrink", "bounce", "spin")
 RESHAPED: tuple[Motion, ...] = ("grow", "shrink", "spin")
 ACROSS, ALONG = ("left", "right"), ("up", "down")  # what two objects do: above each other, beside each other
@@ -59,7 +60,8 @@ _VERBS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pose:
-    """A sprite in one frame: its size, its left and top, in pixels, and how far it is turned clockwise, in degrees."""
+    """A sprite in one frame: its size, its left and top, in pixels, and how far it is turned about its upright axis, in
+    degrees."""
 
     size: int
     x: int
@@ -161,8 +163,18 @@ def posed(index: int, size: int, angle: float) -> Array:
     """A sprite of any size, turned: premultiplied colour in 0..255 and alpha in 0..1, [size, size, 4]."""
     if angle == 0 and size in (SMALL, MEDIUM, LARGE):
         return sprite_pixels(size)[index]
-    sprite = atlas_sprite(index)
-    return sized(sprite.rotate(-angle, resample=Image.Resampling.BICUBIC) if angle else sprite, size)
+    width = seen_width(angle)
+    columns = 2 * round(abs(width) * size / 2)
+    pixels = sized(atlas_sprite(index), size, columns)
+    whole = np.zeros((size, size, 4), dtype=np.float32)
+    whole[:, (size - columns) // 2 : (size + columns) // 2] = pixels if width > 0 else pixels[:, ::-1]
+    return whole
+
+
+def seen_width(angle: float) -> float:
+    """What is seen of an object's width where it is turned, 1 for all; below 0 for its back."""
+    share = math.cos(math.radians(angle))
+    return share if abs(share) > THICKNESS else THICKNESS
 
 
 def poses_of(motion: Motion, x: int, y: int) -> tuple[Pose, ...]:

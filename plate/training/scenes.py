@@ -119,9 +119,10 @@ def atlas_sprite(index: int) -> Image.Image:
     return _atlas().crop((left, top, left + ATLAS_SPRITE, top + ATLAS_SPRITE))
 
 
-def sized(sprite: Image.Image, size: int) -> Array:
-    """Premultiplied colour in 0..255 and alpha in 0..1, [size, size, 4]."""
-    pixels = np.array(sprite.resize((size, size), Image.Resampling.LANCZOS), dtype=np.float32)
+def sized(sprite: Image.Image, size: int, columns: int | None = None) -> Array:
+    """Premultiplied colour in 0..255 and alpha in 0..1, [size, columns, 4]; `columns` None: as many as rows."""
+    width = size if columns is None else columns
+    pixels = np.array(sprite.resize((width, size), Image.Resampling.LANCZOS), dtype=np.float32)
     pixels[..., 3] /= 255
     return pixels
 

@@ -65,6 +65,7 @@ def test_true_guidance(run: Any, folder: Path) -> None:
 @pytest.mark.parametrize("command", ["image", "video"])
 def test_what_load_is_asked_for(fails: Any, calls: list[dict[str, Any]], command: str) -> None:
     parts = ("--encoders", "a", "--vae", "b.safetensors", "--tokenizers", "c", "--offload", "encoders")
+    parts += ("--variant", "fp16")
     assert fails(command, "a cat", "--model", "m.safetensors", *parts) == "not loaded"
-    wanted = {"source": "m.safetensors", "encoders": "a", "vae": "b.safetensors", "tokenizers": "c"}
+    wanted = {"source": "m.safetensors", "encoders": "a", "vae": "b.safetensors", "tokenizers": "c", "variant": "fp16"}
     assert calls == [{**wanted, "offload": "encoders", "device": None, "dtype": None}]

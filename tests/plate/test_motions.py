@@ -32,7 +32,7 @@ def test_objects_stay_inside_and_never_overlap(clips):
 
 
 def test_key_frames_are_as_in_pictures_and_steps_are_even(clips):
-    """Or upside down, the one pose that pictures do not show."""
+    """Or show their backs, the one pose that pictures do not show."""
     for clip in clips:
         for actor in clip.actors:
             for frame in motions.key_frames():
@@ -100,10 +100,16 @@ def test_classes_are_where_the_object_is():
     assert (last[2:6, 4:] == 5).all() and (last == 5).sum() == 16
 
 
-def test_a_sprite_of_a_known_size_is_that_of_pictures_and_turns_clockwise():
-    assert np.array_equal(motions.posed(3, 64, 0), scenes.sprite_pixels(64)[3])
-    quarter = motions.posed(3, 64, 90)
-    assert np.abs(quarter - np.rot90(motions.posed(3, 64, 0), -1)).mean() < 3
+def test_a_sprite_of_a_known_size_is_that_of_pictures_and_turns_about_its_upright_axis():
+    front = scenes.sprite_pixels(64)[3]
+    assert np.array_equal(motions.posed(3, 64, 0), front)
+    assert np.abs(motions.posed(3, 64, 180) - front[:, ::-1]).mean() < 1
+    for angle, columns in ((45, 46), (90, 16), (225, 46), (270, 16)):
+        turned = motions.posed(3, 64, angle)
+        beside = (64 - columns) // 2
+        assert not turned[:, :beside].any() and not turned[:, 64 - beside :].any()
+        assert turned[..., 3].sum() == pytest.approx(front[..., 3].sum() * columns / 64, rel=0.03)
+    assert np.array_equal(motions.posed(3, 64, 225), motions.posed(3, 64, 45)[:, ::-1])
 
 
 def test_the_judge_accepts_true_clips(clips):

@@ -68,6 +68,7 @@ def load_model(options: argparse.Namespace) -> "ImagePipeline":
         encoders=options.encoders,
         vae=options.vae,
         tokenizers=options.tokenizers,
+        variant=options.variant,
         offload=options.offload,
     )
 
@@ -96,6 +97,7 @@ def _add_part_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizers", metavar="PATH", help=f"tokenizers that --model lacks: {whole} (default: beside the encoders)"
     )
+    parser.add_argument("--variant", help='of the weights where parts come in several, such as "fp16"')
     parser.add_argument(
         "--offload",
         choices=("none", "encoders", "blocks"),
