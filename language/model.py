@@ -17,7 +17,7 @@ from ..core.blocks.decoder import DecoderBlock
 from ..core.kv_cache import KVCache
 from ..core.moe import Routing
 from ..core.norms import RMSNorm
-from ..core.ops.row_product import Linear, linear
+from ..core.ops.row_product import Linear, linear, working_dtype
 from ..core.rotary import rotary_table
 from ..core.stream import AttentionInputs, BlockInputs, Cache, NoCache, Runner, Stream, all_tokens, run_blocks
 from .config import LanguageModelConfig
@@ -90,10 +90,10 @@ class LanguageModel(nn.Module):
         where = torch.arange(num_tokens, device=x.device)[:, None] if positions is None else positions.to(x.device)
         seen = AttentionMask(causal=True) if mask is None else mask
         prepared = self._block_inputs(where, lambda _: seen, num_tokens, None)
-        stream, found = Stream(x=x), {0: x}
+        stream, found = Stream(x=x.to(working_dtype(x))), {0: x}
         for i, block in enumerate([*self.blocks][: max(layer.index for layer in layers)]):
             stream = block(stream, prepared, NoCache(), i)
-            found[i + 1] = stream.x
+            found[i + 1] = stream.x.to(x.dtype)
         return [self.norm(found[layer.index]) if layer.normed else found[layer.index] for layer in layers]
 
     def embed(self, ids: Tensor) -> Tensor:

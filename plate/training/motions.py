@@ -2,9 +2,9 @@
 
 A clip has 17 frames: the first, and four groups of four; the last frame of each group is a key frame, like the first.
 Objects move evenly from key frame to key frame, 4 pixels a frame, and grow from a small to a large size of pictures in
-two groups, so that key frames show them where and as large as pictures do; one that spins turns about its upright axis like a coin,
-and shows its front and its back, which is its mirror image, in turns. Every caption has one layout: one object crosses half of the scene, grows, shrinks, bounces or turns in its
-middle; of two, each has its half.
+two groups, so that key frames show them where and as large as pictures do. One that spins turns about its upright axis
+like a coin, and shows its front and its back, which is its mirror image, in turns. Every caption has one layout: one
+object crosses half of the scene, grows, shrinks, bounces or spins in its middle; of two, each has its half.
 """
 
 import math

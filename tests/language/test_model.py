@@ -1,5 +1,6 @@
 """The language model against written-out formulas."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from calotype.core.kv_cache import ContiguousKVCache
 from calotype.core.moe import ExpertsConfig, MixtureOfExperts
+from calotype.core.ops import row_product
 from calotype.language.model import LanguageModel, LanguageModelConfig
 
 
@@ -186,6 +188,23 @@ def test_embeddings_may_be_scaled_by_a_number_of_their_own_kind(language_model: 
     assert torch.equal(states, language_model.embedding(ids) * 3.3)
     half = model.bfloat16().hidden_states(ids, lengths, layer=0, normed=False)
     assert torch.equal(half, model.embedding(ids) * torch.tensor(3.3).bfloat16())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("experts", [None, ExpertsConfig(count=4, active=2, hidden=24)])
+def test_states_are_read_in_float32_where_products_in_bfloat16_are_slow(
+    experts: ExpertsConfig | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(2)
+    half = LanguageModel(LanguageModelConfig(**SIZES, experts=experts)).bfloat16()
+    exact = copy.deepcopy(half).float()
+    ids, lengths, found = _ids(2, 9) % 50, torch.tensor([9, 4]), dict[bool, Tensor]()
+    for has_products in (False, True):
+        monkeypatch.setattr(row_product, "_HAS_BFLOAT16", has_products)
+        found[has_products] = half.hidden_states(ids, lengths, layer=SIZES["layers"], normed=True)
+    wanted = exact.hidden_states(ids, lengths, layer=SIZES["layers"], normed=True)
+    wide, narrow = (float((found[way].float() - wanted).norm() / wanted.norm()) for way in (False, True))
+    assert wide < narrow and wide < 0.01 and found[False].dtype is torch.bfloat16
 
 
 @torch.no_grad()
