@@ -13,7 +13,7 @@ _WEIGHTS = re.compile(
     r"(?P<stem>[^.]+?)(-\d{5}-of-\d{5})?(\.(?P<variant>\w+?))?(?P<shard>-\d{5}-of-\d{5})?\.safetensors"
 )
 _INDEX = re.compile(
-    r"(?P<stem>[^.]+)\.(safetensors\.index(\.(?P<after>\w+))?|(?P<before>\w+)\.safetensors\.index)\.json"
+    r"(?P<stem>[^.]+?)(\.(?P<first>\w+))?\.safetensors(\.(?P<middle>(?!index\b)\w+))?\.index(\.(?P<last>\w+))?\.json"
 )
 _TEXTS = (".json", ".txt", ".model", ".jinja")
 _PICKLES = (".bin", ".ckpt", ".pt", ".pth")
@@ -28,14 +28,9 @@ def component_weights(folder: Path, variant: str | None = None) -> Path:
         FileNotFoundError: no such variant. ValueError: only pickled weights.
     """
     for stem in _STEMS:
-        if variant is not None:
-            index = (f"{stem}.{variant}.safetensors.index.json", f"{stem}.safetensors.index.{variant}.json")
-            names = (*index, f"{stem}.{variant}.safetensors")
-        else:
-            names = (f"{stem}.safetensors.index.json", f"{stem}.safetensors")
-        for name in names:
-            if (folder / name).is_file():
-                return folder / name
+        found = stem_weights(folder, stem, variant)
+        if found is not None:
+            return found
     if variant is not None:
         raise FileNotFoundError(
             f"{folder / f'{_STEMS[0]}.{variant}.safetensors'}: no such file; the folder has no variant {variant!r} of "
@@ -45,6 +40,22 @@ def component_weights(folder: Path, variant: str | None = None) -> Path:
     if pickled and not any(folder.glob("*.safetensors")):
         raise ValueError(f"{folder}: only pickled weights ({pickled[0]}), which are never loaded; convert them")
     return folder
+
+
+def stem_weights(folder: Path, stem: str, variant: str | None) -> Path | None:
+    """The index of shards, or the file, whose name begins with `stem`; None where there is none. An index names its
+    variant last (as diffusers and transformers do), after "safetensors" (diffusers before), or as files do."""
+    names = (f"{stem}.safetensors.index.json", f"{stem}.safetensors")
+    if variant is not None:
+        kinds = (f"safetensors.index.{variant}", f"safetensors.{variant}.index", f"{variant}.safetensors.index")
+        names = (*(f"{stem}.{kind}.json" for kind in kinds), f"{stem}.{variant}.safetensors")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def is_index(name: str, variant: str | None) -> bool:
+    """Whether a file is named as an index of shards that are of this variant (None: of none)."""
+    match = _INDEX.fullmatch(name)
+    return match is not None and _variant(match) == variant
 
 
 def has_variant(folder: Path, variant: str) -> bool:
@@ -117,4 +128,8 @@ def _is_wanted(name: str, weights: set[str], variant: str | None) -> bool:
     if index is None:
         return not name.endswith(".index.json")
     stems = {match["stem"]: match["variant"] for each in weights if (match := _WEIGHTS.fullmatch(each)) is not None}
-    return index["stem"] in stems and (index["after"] or index["before"]) == stems[index["stem"]]
+    return index["stem"] in stems and _variant(index) == stems[index["stem"]]
+
+
+def _variant(index: re.Match[str]) -> str | None:
+    return index["last"] or index["middle"] or index["first"]

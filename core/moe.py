@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .mlp import Activation, gated
-from .ops.row_product import WideLinear, wide_linear
+from .ops.row_product import Linear, linear
 
 _MOST_EXPERTS = 4096
 
@@ -93,8 +93,8 @@ def experts_one_by_one(call: ExpertCall) -> Tensor:
     out = torch.zeros_like(call.tokens)
     for expert in call.chosen.unique().tolist():
         token, place = (call.chosen == expert).nonzero(as_tuple=True)
-        h = gated(wide_linear(call.tokens[token], call.gate_up[expert]), call.activation)
-        h = wide_linear(h, call.down[expert]) * call.shares[token, place, None]
+        h = gated(linear(call.tokens[token], call.gate_up[expert]), call.activation)
+        h = linear(h, call.down[expert]) * call.shares[token, place, None]
         out = out.index_add(0, token, h)
     return out
 
@@ -118,7 +118,7 @@ def _by_segments(experts: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
     def multiply(rows: Tensor, weights: Tensor) -> Tensor:
         parts = zip(rows.split(counts), touched, strict=True)
-        return torch.cat([wide_linear(part, weights[expert]) for part, expert in parts])
+        return torch.cat([linear(part, weights[expert]) for part, expert in parts])
 
     return multiply
 
@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
         self.config = config
         self.activation: Activation = activation
         self.backend = backend
-        self.router = WideLinear(width, config.count, bias=False)
+        self.router = Linear(width, config.count, bias=False)
         self.gate_up = nn.Parameter(torch.zeros(config.count * 2 * config.hidden, width))
         self.down = nn.Parameter(torch.zeros(config.count * width, config.hidden))
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..core.checkpoint import Files
-from ..core.component_files import refuse_quantised_entries
+from ..core.component_files import refuse_quantised_entries, stem_weights
 from ..core.key_map import KeyMap, named_weights
 from ..core.key_rules import Layout, Rule
 from ..core.loading import build_on_meta
@@ -174,10 +174,10 @@ def _built(architecture: Architecture, config: Any, place: Path) -> nn.Module:
 
 def _weights(folder: Path, variant: str | None) -> Files:
     """The file with the weights, or the index of its shards."""
+    weights = stem_weights(folder, "model", variant or None)
+    if weights is not None:
+        return weights
     part = f".{variant}" if variant else ""
-    for name in (f"model.safetensors.index{part}.json", f"model{part}.safetensors"):
-        if (folder / name).is_file():
-            return folder / name
     found = sorted(file.name for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".pt", ".ckpt"))
     if found and not any(name.endswith(".safetensors") for name in found):
         raise ValueError(f"{folder}: only pickled weights ({found[0]}), which are never loaded; convert them")

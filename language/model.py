@@ -90,11 +90,13 @@ class LanguageModel(nn.Module):
         where = torch.arange(num_tokens, device=x.device)[:, None] if positions is None else positions.to(x.device)
         seen = AttentionMask(causal=True) if mask is None else mask
         prepared = self._block_inputs(where, lambda _: seen, num_tokens, None)
-        stream, found = Stream(x=x.to(working_dtype(x))), {0: x}
+        stream = Stream(x=x.to(working_dtype(x)))
+        found = {0: stream.x}
         for i, block in enumerate([*self.blocks][: max(layer.index for layer in layers)]):
             stream = block(stream, prepared, NoCache(), i)
-            found[i + 1] = stream.x.to(x.dtype)
-        return [self.norm(found[layer.index]) if layer.normed else found[layer.index] for layer in layers]
+            found[i + 1] = stream.x
+        states = [self.norm(found[layer.index]) if layer.normed else found[layer.index] for layer in layers]
+        return [each.to(x.dtype) for each in states]
 
     def embed(self, ids: Tensor) -> Tensor:
         """What the first block reads of `ids` [B, L] int64, [B, L, D]."""

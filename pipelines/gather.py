@@ -19,7 +19,7 @@ from .families import FolderFamily, family_of_folder
 from .finder import Components, Finder
 from .folders import is_diffusers
 from .given import Given
-from .parts import Layout, Places, place_of
+from .parts import Layout, Places, place_of, places_of
 from .recognise import check_denoiser
 from .variants import check_variants
 
@@ -48,8 +48,7 @@ class Gathered:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The folders and files of all parts that were found and are not loaded yet."""
-        parts = (self.denoiser, self.vae, *self.encoders.values(), *self.others.values())
-        return tuple(path for part in parts if (path := place_of(part)) is not None)
+        return places_of((self.denoiser, self.vae, *self.encoders.values(), *self.others.values()))
 
     @property
     def missing(self) -> tuple[str, ...]:

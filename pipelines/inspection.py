@@ -88,16 +88,19 @@ def inspect_model(source: str | Path, variant: str | None = None) -> Inspection:
 
     Raises:
         FileNotFoundError: nothing of that name, or no part comes in the variant. ValueError: not a model, or a damaged
-            one.
+            one; a variant of a file, or of a folder that `pipe.save` wrote.
     """
     finder = Finder(local_files_only=True, variant=variant)
     path = bundled_folder() if source == BUNDLED else finder.find(source, lambda layout: ())
+    if variant is not None and (is_plate(path) or not path.is_dir()):
+        raise ValueError(f"variant is {variant!r}; {source} has one copy of its weights and takes none")
     if is_plate(path):
         files = {file.stem: file for file in sorted(path.glob("*.safetensors"))}
         return _inspection(
             path, "a folder that pipe.save wrote", "plate", {name: [file] for name, file in files.items()}
         )
     if path.is_dir() and not is_diffusers(path) and "_class_name" not in _config(path):
+        check_variant((path,), variant)
         return _language_model(path, "a language model's folder", model_config(path), weights_files(path, variant))
     if path.suffix.lower() == ".gguf" and "token_embd.weight" in GGUFFile(path).tensors:
         shards = gguf_shards(path)
@@ -108,19 +111,19 @@ def inspect_model(source: str | Path, variant: str | None = None) -> Inspection:
 
 def _picture_model(path: Path, variant: str | None) -> Inspection:
     found = gather(path, family_of(path, Given()), Given(), Finder(variant=variant))
-    check_variant(found.paths, variant)
+    check_variant(found.paths, found.variant)
     others = () if is_diffusers(path) else tuple(family.title for family in alike(found.family))
     layout = found.family.layout
     files: dict[str, Files] = {}
     if found.denoiser is not None:
-        files[layout.denoiser] = part_of(weights_files(found.denoiser, variant), PREFIXES)
+        files[layout.denoiser] = part_of(weights_files(found.denoiser, found.variant), PREFIXES)
     if isinstance(found.vae, Path):
-        files[layout.vae] = part_of(weights_files(found.vae, variant), AUTOENCODER_PREFIXES)
+        files[layout.vae] = part_of(weights_files(found.vae, found.variant), AUTOENCODER_PREFIXES)
     for role, part in found.encoders.items():
         if isinstance(part, ModelSource):
-            held = weights_files(part, variant) if isinstance(part, Path) else model_weights(part)
+            held = weights_files(part, found.variant) if isinstance(part, Path) else model_weights(part)
             files[layout.encoders[role]] = held
-    files |= {name: weights_files(place, variant) for name, place in found.others.items()}
+    files |= {name: weights_files(place, found.variant) for name, place in found.others.items()}
     kind = (
         "a folder in diffusers' layout" if is_diffusers(path) else "a denoiser's folder" if path.is_dir() else "a file"
     )

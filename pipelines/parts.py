@@ -1,6 +1,6 @@
 """What a family of models is loaded from: where each part lies, and where it goes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -147,8 +147,7 @@ class Places:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The folders and files of parts that are not loaded already."""
-        parts = (self.denoiser, self.vae, *self.encoders.values(), *self.others.values())
-        return tuple(path for part in parts if (path := place_of(part)) is not None)
+        return places_of((self.denoiser, self.vae, *self.encoders.values(), *self.others.values()))
 
     @property
     def denoiser_files(self) -> Files:
@@ -259,6 +258,11 @@ class Parts(Places):
     def block_device(self) -> torch.device:
         """Where the weights of the denoiser's blocks go."""
         return META if self.offload == "blocks" else self.device
+
+
+def places_of(parts: Iterable[object]) -> tuple[Path, ...]:
+    """The folders and files that parts lie in, but for those that are loaded already."""
+    return tuple(path for part in parts if (path := place_of(part)) is not None)
 
 
 def place_of(part: object) -> Path | None:

@@ -5,6 +5,8 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..core.component_files import is_index
+
 _WEIGHTS = re.compile(
     r"(diffusion_pytorch_model|model)(-\d{5}-of-\d{5})?(\.(?P<variant>\w+?))?(-\d{5}-of-\d{5})?\.safetensors"
 )
@@ -18,7 +20,7 @@ def check_variants(place: object, names: Iterable[str], variant: str | None) -> 
     """
     inside = tuple(names)
     weights = [name for name in inside if name.endswith(".safetensors")]
-    is_listed = any(name.endswith(".safetensors.index.json") for name in inside)
+    is_listed = any(is_index(name, None) for name in inside)
     found = only_variants(weights)
     if len(weights) > 1 and found and variant not in found and not is_listed:
         raise ValueError(_told(place, found))

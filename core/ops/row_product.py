@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .kernels import KINDS, MOST_ROWS, few_rows, may_run
+from .kernels import KINDS, MOST_ROWS, alone, few_rows, may_run
 
 _FEW_ROWS = 16
 _SMALLEST = 2**18  # weights; below, starting threads costs more than it saves
@@ -50,14 +50,14 @@ class WideLinear(nn.Linear):
 def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b for many rows, in x's dtype: that of `functional.linear`, or of weights in bfloat16 through float32,
     where x is float32 or that is faster."""
-    if _is_mixed(x, weight) or by_float32_pays(x, weight):
+    if _goes_by_float32(x, weight):
         return _by_float32(x, weight, bias)
     return functional.linear(x, weight, bias)
 
 
 def add_wide_product(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """y + x W^T for many rows, `wide_linear`'s dtypes, in the memory of a contiguous y."""
-    if _is_mixed(x, weight) or by_float32_pays(x, weight):
+    if _goes_by_float32(x, weight):
         rows, out = _rows(x), y.flatten(0, -2)
         for part in _parts(weight):
             if y.dtype is torch.float32:
@@ -84,7 +84,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = few_rows(KINDS[weight.dtype], x, weight, None, size)
         y = y if bias is None else y.add_(bias)
         return y if x.dtype is torch.float32 else y.to(x.dtype)
-    if _is_mixed(x, weight) or by_float32_pays(x, weight):
+    if _goes_by_float32(x, weight):
         return _by_float32(x, weight, bias)
     if not _pays(x, weight):
         return functional.linear(x, weight, bias)
@@ -109,30 +109,36 @@ def _one_row(x: Tensor, weight: Tensor) -> Tensor:
 
 def _suits_kernel(x: Tensor, weight: Tensor) -> bool:
     """Whether our kernel takes them."""
-    if x.dtype is not weight.dtype or weight.dtype not in KINDS or x.shape[-1] != weight.shape[1]:
+    if x.dtype not in (weight.dtype, torch.float32) or weight.dtype not in KINDS or x.shape[-1] != weight.shape[1]:
         return False
     return weight.is_contiguous() and may_run(x, weight)
 
 
-def by_float32_pays(x: Tensor, weight: Tensor) -> bool:
-    """Whether this is a product in bfloat16 for which torch has no kernel, and large."""
-    if _HAS_BFLOAT16 or not x.is_cpu or x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
+def _goes_by_float32(x: Tensor, weight: Tensor) -> bool:
+    """Whether weights in bfloat16 meet float32 rows, or are many and meet rows for which torch has no kernel."""
+    if not x.is_cpu or weight.dtype is not torch.bfloat16:
         return False
-    return weight.numel() >= _SMALLEST and not torch.is_grad_enabled()
+    if x.dtype is torch.float32:
+        return True
+    pays = weight.numel() >= _SMALLEST and not torch.is_grad_enabled()
+    return pays and x.dtype is torch.bfloat16 and not _HAS_BFLOAT16
 
 
 def _by_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A few outputs at a time, so that few weights are float32 at once."""
     rows, size = _rows(x), len(weight)
+    if x.dtype is not torch.float32 or not alone():
+        parts = [
+            functional.linear(rows, weight[part].float(), None if bias is None else bias[part].float()).to(x.dtype)
+            for part in _parts(weight)
+        ]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).view(*x.shape[:-1], size)
     y = x.new_empty(len(rows), size)
     for part in _parts(weight):
-        some, its_bias = weight[part].float(), None if bias is None else bias[part].float()
-        if x.dtype is not torch.float32 or torch.is_grad_enabled():
-            y[:, part] = functional.linear(rows, some, its_bias)
-        elif its_bias is None:
-            torch.mm(rows, some.T, out=y[:, part])
+        if bias is None:
+            torch.mm(rows, weight[part].float().T, out=y[:, part])
         else:
-            torch.addmm(its_bias, rows, some.T, out=y[:, part])
+            torch.addmm(bias[part].float(), rows, weight[part].float().T, out=y[:, part])
     return y.view(*x.shape[:-1], size)
 
 
@@ -145,11 +151,6 @@ def _parts(weight: Tensor) -> Iterator[slice]:
     size, width = weight.shape
     count = max(1, _PIECE // max(1, width))
     return (slice(start, min(start + count, size)) for start in range(0, size, count))
-
-
-def _is_mixed(x: Tensor, weight: Tensor) -> bool:
-    """Whether float32 rows meet weights in bfloat16."""
-    return x.dtype is torch.float32 and weight.dtype is torch.bfloat16 and x.is_cpu
 
 
 def _pays(x: Tensor, weight: Tensor) -> bool:

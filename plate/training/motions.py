@@ -3,8 +3,9 @@
 A clip has 17 frames: the first, and four groups of four; the last frame of each group is a key frame, like the first.
 Objects move evenly from key frame to key frame, 4 pixels a frame, and grow from a small to a large size of pictures in
 two groups, so that key frames show them where and as large as pictures do. One that spins turns about its upright axis
-like a coin, and shows its front and its back, which is its mirror image, in turns. Every caption has one layout: one
-object crosses half of the scene, grows, shrinks, bounces or spins in its middle; of two, each has its half.
+like a card with one picture on both sides; key frames show it whole or half as wide, and that tells that it spins.
+Every caption has one layout: one object crosses half of the scene, grows, shrinks, bounces or spins in its middle; of
+two, each has its half.
 """
 
 import math
@@ -39,7 +40,7 @@ GROUP = 4  # frames from key frame to key frame
 FRAMES = 17
 STEP = 4  # pixels a frame
 GROWTH = 8  # pixels of a side, a frame
-TURN = 45.0  # degrees a frame: half a turn from key frame to key frame
+TURN = 15.0  # degrees a frame: at key frames an object is whole (0, 180) or half as wide (60, 120, 240)
 THICKNESS = 0.25  # of an object's width: what is seen of it from the side
 ONE = ("left", "right", "up", "down", "grow", "shrink", "bounce", "spin")
 RESHAPED: tuple[Motion, ...] = ("grow", "shrink", "spin")
@@ -153,28 +154,26 @@ def clip_classes(clip: Clip, frame: int) -> NDArray[np.int64]:
     classes = np.full((SIDE // GRID, SIDE // GRID), len(object_names()), dtype=np.int64)
     for actor in clip.actors:
         pose = actor.poses[frame]
-        rows, columns = (_covered(start, pose.size) for start in (pose.y, pose.x))
+        width = round(seen_width(pose.angle) * pose.size)
+        rows, columns = _covered(pose.y, pose.size), _covered(pose.x + (pose.size - width) // 2, width)
         classes[rows, columns] = actor.index
     return classes
 
 
 @lru_cache(maxsize=8192)
 def posed(index: int, size: int, angle: float) -> Array:
-    """A sprite of any size, turned: premultiplied colour in 0..255 and alpha in 0..1, [size, size, 4]."""
+    """A sprite of any even size, turned: premultiplied colour in 0..255 and alpha in 0..1, [size, size, 4]."""
     if angle == 0 and size in (SMALL, MEDIUM, LARGE):
         return sprite_pixels(size)[index]
-    width = seen_width(angle)
-    columns = 2 * round(abs(width) * size / 2)
-    pixels = sized(atlas_sprite(index), size, columns)
-    whole = np.zeros((size, size, 4), dtype=np.float32)
-    whole[:, (size - columns) // 2 : (size + columns) // 2] = pixels if width > 0 else pixels[:, ::-1]
-    return whole
+    columns = 2 * round(seen_width(angle) * size / 2)
+    pixels = np.zeros((size, size, 4), dtype=np.float32)
+    pixels[:, (size - columns) // 2 : (size + columns) // 2] = sized(atlas_sprite(index), size, columns)
+    return pixels
 
 
 def seen_width(angle: float) -> float:
-    """What is seen of an object's width where it is turned, 1 for all; below 0 for its back."""
-    share = math.cos(math.radians(angle))
-    return share if abs(share) > THICKNESS else THICKNESS
+    """What is seen of an object's width where it is turned, 1 for all."""
+    return max(THICKNESS, abs(math.cos(math.radians(angle))))
 
 
 def poses_of(motion: Motion, x: int, y: int) -> tuple[Pose, ...]:

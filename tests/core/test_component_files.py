@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from calotype.core.component_files import component_files, component_weights, refuse_quantised, weights_files
+from calotype.core.component_files import component_files, component_weights, is_index, refuse_quantised, weights_files
 
 STEM = "diffusion_pytorch_model"
 FULL = {f"{STEM}-0000{n}-of-00002.safetensors" for n in (1, 2)} | {f"{STEM}.safetensors.index.json"}
@@ -50,11 +50,24 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
         component_weights(tmp_path, "bf16")
 
 
-@pytest.mark.parametrize("index", [f"{STEM}.fp16.safetensors.index.json", f"{STEM}.safetensors.index.fp16.json"])
-def test_an_index_of_a_variant(index: str, tmp_path: Path) -> None:
-    """As diffusers names it, and as it did before."""
+ENDS = ("safetensors.index.fp16", "safetensors.fp16.index", "fp16.safetensors.index")
+"""As diffusers names it, as it did before, and as files are named."""
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_index_of_a_variant(end: str, tmp_path: Path) -> None:
+    index = f"{STEM}.{end}.json"
     (tmp_path / index).write_bytes(b"")
     assert component_weights(tmp_path, "fp16") == tmp_path / index
+    assert component_weights(tmp_path) == tmp_path
+    assert is_index(index, "fp16") and not is_index(index, None) and not is_index(index, "bf16")
+    shard = f"{STEM}.fp16-00001-of-00001.safetensors"
+    assert component_files({index, shard, f"{STEM}.safetensors"}, "", "fp16") == {index, shard}
+
+
+def test_an_index_of_no_variant() -> None:
+    assert is_index("model.safetensors.index.json", None) and not is_index("model.safetensors.index.json", "fp16")
+    assert not is_index("model.bin.index.json", None) and not is_index("config.json", None)
 
 
 def test_one_of_several_shards_stands_for_all(tmp_path: Path) -> None:

@@ -55,6 +55,21 @@ def test_inspection_of_a_variant(stable: Path, tmp_path: Path) -> None:
     assert unet.path.endswith(".fp16.safetensors")
 
 
+def test_what_has_no_variants(stable: Path, tmp_path: Path) -> None:
+    (file,) = (stable / "unet").glob("*.safetensors")
+    for source in ("plate", file):
+        with pytest.raises(ValueError, match=r"variant is 'fp16'; .* has one copy of its weights and takes none"):
+            inspect_model(source, "fp16")
+
+
+def test_shards_of_several_variants_with_indices(stable: Path, tmp_path: Path) -> None:
+    """The index of a variant does not tell which one is meant."""
+    names = [f"model.{kind}-0000{n}-of-00002.safetensors" for kind in ("fp16", "ema") for n in (1, 2)]
+    names += [f"model.{kind}.safetensors.index.json" for kind in ("fp16", "ema")]
+    with pytest.raises(ValueError, match=r"here has its weights only in variants: pass variant='ema' or"):
+        check_variants("here", names, None)
+
+
 def test_one_of_several_must_be_told(stable: Path, tmp_path: Path) -> None:
     copy = in_variants(stable, tmp_path / "copy", "fp16", "ema")
     with pytest.raises(

@@ -148,6 +148,26 @@ def test_float32_rows_meet_weights_in_bfloat16(
         assert layer.weight.grad is not None and bool((layer.weight.grad != 0).all())
 
 
+@torch.no_grad()
+def test_few_float32_rows_go_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kernels.IS_BUILT:
+        pytest.skip("our kernels are not built here")
+    monkeypatch.setattr(row_product, "_by_float32", None)
+    torch.manual_seed(0)
+    layer, x = Linear(300, 900).bfloat16(), torch.randn(2, 300)
+    wanted = functional.linear(x, layer.weight.float(), layer.bias.float())
+    torch.testing.assert_close(layer(x), wanted, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what jvp imports
+def test_mixed_products_are_transformed() -> None:
+    layer, x = WideLinear(300, 900).bfloat16(), torch.randn(3, 4, 300)
+    torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x), atol=1e-5, rtol=1e-5)
+    _, slope = torch.func.jvp(layer, (x,), (x,))
+    torch.testing.assert_close(slope, functional.linear(x, layer.weight.float()), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.float32, torch.bfloat16)])
 @pytest.mark.parametrize("has_products", [False, True])
 def test_products_are_added_in_place(
