@@ -20,7 +20,8 @@ def check_variants(place: object, names: Iterable[str], variant: str | None) -> 
     """
     inside = tuple(names)
     weights = [name for name in inside if name.endswith(".safetensors")]
-    is_listed = any(is_index(name, None) for name in inside)
+    indices = [name for name in inside if name.endswith(".safetensors.index.json")]
+    is_listed = len(indices) == 1 or any(is_index(name, None) for name in indices)
     found = only_variants(weights)
     if len(weights) > 1 and found and variant not in found and not is_listed:
         raise ValueError(_told(place, found))
