@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .evaluate import gradient_energy
 from .finder import Fit, agreement, explained_share, fit_backdrop, pooled
 from .judge import MIN_AGREEMENT, MIN_EXPLAINED
-from .motions import STEP, Actor, Clip, Pose, held_out_clip, key_frames, posed
+from .motions import STEP, Actor, Clip, Pose, held_out_clip, key_frames, posed, seen_width
 from .objects import object_names
 from .scenes import LARGE, MEDIUM, SIDE, SMALL, Array
 
@@ -105,7 +105,7 @@ def _look(picture: Array, behind: Array, actor: Actor, frame: int) -> _Seen:
     fits = [_explained(picture, behind, place, posed(actor.index, pose.size, pose.angle)[None])[0] for place in places]
     best = places[int(np.argmax(fits))]
     shares = _explained(picture, behind, best, _all_posed(pose.size, pose.angle))
-    is_drawn = shares[actor.index] >= _bound(pose.size) and int(shares.argmax()) == actor.index
+    is_drawn = shares[actor.index] >= _bound(pose) and int(shares.argmax()) == actor.index
     return _Seen(right=bool(is_drawn), distance=max(abs(best.x - pose.x), abs(best.y - pose.y)))
 
 
@@ -119,9 +119,10 @@ def _places(pose: Pose) -> Iterator[Pose]:
                 yield Pose(size=pose.size, x=x, y=y, angle=pose.angle)
 
 
-def _bound(size: int) -> float:
-    """The least share of an object that must be drawn: that of the nearest size of pictures."""
-    return MIN_EXPLAINED[min((SMALL, MEDIUM, LARGE), key=lambda each: abs(each - size))]
+def _bound(pose: Pose) -> float:
+    """The least share of an object that must be drawn: that of the nearest size of pictures, by what is seen of it."""
+    side = pose.size * seen_width(pose.angle) ** 0.5
+    return MIN_EXPLAINED[min((SMALL, MEDIUM, LARGE), key=lambda each: abs(each - side))]
 
 
 @lru_cache(maxsize=40)

@@ -19,6 +19,7 @@ FILES = {
     "stream_steps.py": {"car.png", "state.safetensors", *(f"preview-{i}.png" for i in range(4))},
     "structured_output.py": {"answer.json"},
     "text_to_image.py": {"fox.png"},
+    "text_to_video.py": {"frames.png", "frog.mp4"},
 }
 
 

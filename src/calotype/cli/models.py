@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     folder = bundled_folder()
     config = read_config(folder / "config.json")
     rows = [_row(folder / name) for name in WEIGHTS]
-    for line in ("plate (bundled): words to pictures, and prompts to longer prompts", *rows):
+    for line in ("plate (bundled): words to pictures and clips, and prompts to longer prompts", *rows):
         print(line)
     for line in (*_recipe(config.get("recipe", {})), *_figures(folder.parent), "", LOADABLE.format(families=titles())):
         print(line)
