@@ -5,6 +5,7 @@ from torch import nn
 from calotype.core.moe import ExpertsConfig
 from calotype.core.ops.packed import PackedLinear
 from calotype.core.ops.packed_matrix import Kind
+from calotype.core.ops.row_product import Linear
 from calotype.language.model import LanguageModel, LanguageModelConfig
 from calotype.language.packing import pack_language_model
 
@@ -58,7 +59,7 @@ def test_w8a8_rows_of_a_batch_are_what_they_are_alone() -> None:
 def test_routers_and_experts_stay() -> None:
     packed = model(experts=ExpertsConfig(count=4, active=2, hidden=32))
     report = pack_language_model(packed, "int8")
-    assert len(report.weights) == 5 and sum(type(each) is nn.Linear for each in packed.modules()) == 2
+    assert len(report.weights) == 5 and sum(type(each) is Linear for each in packed.modules()) == 2
 
 
 def test_unknown_kinds_change_nothing() -> None:
