@@ -52,6 +52,12 @@ def stem_weights(folder: Path, stem: str, variant: str | None) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
+def variant_of_weights(name: str) -> str | None:
+    """The variant of a weights file by its name; None where it has none, or is not named as such files are."""
+    match = _WEIGHTS.fullmatch(name)
+    return match["variant"] if match is not None and match["stem"] in _STEMS else None
+
+
 def is_index(name: str, variant: str | None) -> bool:
     """Whether a file is named as an index of shards that are of this variant (None: of none)."""
     match = _INDEX.fullmatch(name)

@@ -1,15 +1,10 @@
 """Weights that come only in variants, such as "fp16", which are asked for by their names."""
 
-import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..core.component_files import is_index
-
-_WEIGHTS = re.compile(
-    r"(diffusion_pytorch_model|model)(-\d{5}-of-\d{5})?(\.(?P<variant>\w+?))?(-\d{5}-of-\d{5})?\.safetensors"
-)
+from ..core.component_files import is_index, variant_of_weights
 
 
 def check_variants(place: object, names: Iterable[str], variant: str | None) -> None:
@@ -46,8 +41,7 @@ def naming_variants(folders: Iterable[Path], variant: str | None) -> Generator[N
 
 def only_variants(weights: Iterable[str]) -> tuple[str, ...]:
     """The variants that files of weights are of; none where one of them is of no variant."""
-    matches = [_WEIGHTS.fullmatch(name) for name in weights]
-    found = {None if match is None else match["variant"] for match in matches}
+    found = {variant_of_weights(name) for name in weights}
     return tuple(sorted(name for name in found if name is not None)) if None not in found else ()
 
 

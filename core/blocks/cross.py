@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..attention.base import AttentionCall, AttentionMask
+from ..attention.base import AttentionCall
 from ..mlp import GELUMLP
 from ..modulation import Modulation
 from ..norms import LayerNorm, RMSNorm, norm_halves
 from ..ops.row_product import WideLinear
-from ..stream import BlockInputs, Cache, KeysValues, Stream
+from ..stream import BlockInputs, Cache, Stream
 from .joint import attend
 
 
@@ -114,18 +114,19 @@ class CrossAttention(nn.Module):
         queries = by_head(self.query_norm(self.query(h))[:, None], self.config.heads)
         scale = self.config.head_width**-0.5
         first, *others = (
-            AttentionCall(queries=queries, keys=keys, values=values, mask=mask, scale=scale)
-            for keys, values, mask in (_like(each, queries) for each in prepared.crossed[i])
+            AttentionCall(
+                queries=queries,
+                keys=each.keys.to(queries.dtype),
+                values=each.values.to(queries.dtype),
+                mask=each.mask,
+                scale=scale,
+            )
+            for each in prepared.crossed[i]
         )
         out = prepared.attention(first)
         for call in others:
             out = out + prepared.attention(call)
         return self.output(out.transpose(1, 2).flatten(2))
-
-
-def _like(read: KeysValues, queries: Tensor) -> tuple[Tensor, Tensor, AttentionMask]:
-    """Keys, values in the dtype of the queries, and their mask."""
-    return read.keys.to(queries.dtype), read.values.to(queries.dtype), read.mask
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:
