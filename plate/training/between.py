@@ -21,7 +21,7 @@ from torch import Tensor
 from ...vae.between import FLOW_UNIT, STRIDE, Warps
 from ...vae.plate import DOWNSAMPLING, PlateClipVAE, PlateClipVAEConfig
 from .autoencoder import coarse_loss, energy_loss, make_optimiser, picture_weights, reconstruction_loss
-from .motions import GROUP, Clip, Pose, key_frames, posed, render_clip, seen_width, training_clip
+from .motions import GROUP, Actor, Clip, Pose, key_frames, posed, render_clip, seen_width, training_clip
 from .runs import Log, learning_rate, load_state, optimiser_state, restore_optimiser, save_state
 from .scenes import SIDE, Array
 
@@ -45,13 +45,13 @@ class Groups:
     corners: list[tuple[int, int]]
 
 
-def draw_groups(random: np.random.Generator, count: int, turning: float = 0.0) -> Groups:
-    """A random group of each of `count` clips, in a share of which, at least, an object turns."""
+def draw_groups(random: np.random.Generator, count: int, reshaped: float = 0.0) -> Groups:
+    """A random group of each of `count` clips, in a share of which, at least, an object grows, shrinks or turns."""
     pictures: list[NDArray[np.uint8]] = []
     moves: list[tuple[Tensor, Tensor, Tensor]] = []
     corners: list[tuple[int, int]] = []
     for _ in range(count):
-        clip, start = _clip(random, turning), int(random.choice(key_frames()[:-1]))
+        clip, start = _group(random, reshaped)
         pictures.append(render_clip(clip, range(start, start + GROUP + 1)))
         moves.append(true_moves(clip, start))
         corners.append(corner(clip, start, random))
@@ -68,12 +68,18 @@ def draw_groups(random: np.random.Generator, count: int, turning: float = 0.0) -
     )
 
 
-def _clip(random: np.random.Generator, turning: float) -> Clip:
-    must_turn = random.random() < turning
+def _group(random: np.random.Generator, reshaped: float) -> tuple[Clip, int]:
+    """A clip, and the key frame at which one of its groups begins."""
+    must_reshape = random.random() < reshaped
     while True:
-        clip = training_clip(random)
-        if not must_turn or clip.actors[0].motion == "spin":
-            return clip
+        clip, start = training_clip(random), int(random.choice(key_frames()[:-1]))
+        if not must_reshape or any(_is_reshaped(actor, start) for actor in clip.actors):
+            return clip, start
+
+
+def _is_reshaped(actor: Actor, start: int) -> bool:
+    before, after = actor.poses[start], actor.poses[start + GROUP]
+    return (before.size, before.angle) != (after.size, after.angle)
 
 
 def true_moves(clip: Clip, start: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,7 +218,7 @@ def train(arguments: argparse.Namespace, config: PlateClipVAEConfig | None = Non
         random, generator = np.random.default_rng((arguments.seed, step)), torch.Generator().manual_seed(step)
         for group in optimiser.param_groups:
             group["lr"] = arguments.rate * learning_rate(step, total=arguments.steps, warm_up=50, decay_share=0.7)
-        loss = group_loss(vae, draw_groups(random, arguments.batch, arguments.turning), generator, arguments)
+        loss = group_loss(vae, draw_groups(random, arguments.batch, arguments.reshaped), generator, arguments)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(vae.between.parameters(), 1.0)
@@ -237,7 +243,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.1, help="the most noise on latents, in standard deviations")
     parser.add_argument("--energy", type=float, default=1.0, help="weight of the edge strength")
     parser.add_argument("--coarse", type=float, default=30.0, help="weight of the 4x4 means")
-    parser.add_argument("--turning", type=float, default=0.0, help="share of groups that must show a turning object")
+    parser.add_argument("--reshaped", type=float, default=0.0, help="share of groups that must show a change of shape")
     parser.add_argument("--moves", type=float, default=0.1, help="weight of how far warps are from true moves")
     parser.add_argument("--test", type=int, default=16, help="clips that the decibels in the log are measured on")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")

@@ -2,8 +2,9 @@
 
 A clip has 17 frames: the first, and four groups of four; the last frame of each group is a key frame, like the first.
 Objects move evenly from key frame to key frame, 4 pixels a frame, and grow from a small to a large size of pictures in
-two groups, so that key frames show them where and as large as pictures do. One that spins turns about its upright axis
-like a card with one picture on both sides; key frames show it whole or half as wide, and that tells that it spins.
+two groups, so that key frames show them where and as large as pictures do. One that spins turns about its upright axis,
+has one picture on both sides and is half as thick as wide; key frames show it whole or from the side, and that tells
+that it spins. (Seen thinner than in the key frames before and after, it could not be drawn between them.)
 Every caption has one layout: one object crosses half of the scene, grows, shrinks, bounces or spins in its middle; of
 two, each has its half.
 """
@@ -41,7 +42,7 @@ FRAMES = 17
 STEP = 4  # pixels a frame
 GROWTH = 8  # pixels of a side, a frame
 TURN = 15.0  # degrees a frame: at key frames an object is whole (0, 180) or half as wide (60, 120, 240)
-THICKNESS = 0.25  # of an object's width: what is seen of it from the side
+THICKNESS = 0.5  # of an object's width: what is seen of it from the side
 ONE = ("left", "right", "up", "down", "grow", "shrink", "bounce", "spin")
 RESHAPED: tuple[Motion, ...] = ("grow", "shrink", "spin")
 ACROSS, ALONG = ("left", "right"), ("up", "down")  # what two objects do: above each other, beside each other

@@ -29,7 +29,7 @@ def picture_vae(tmp_path: Path) -> Path:
 
 def arguments(vae: Path, run: Path, **changes: object) -> argparse.Namespace:
     values: dict[str, object] = {"vae": vae, "run": run, "steps": 2, "batch": 2, "rate": 1e-3, "noise": 0.1}
-    values |= {"energy": 1.0, "coarse": 30.0, "moves": 0.1, "turning": 0.5, "test": 1, "every": 1, "seed": 0}
+    values |= {"energy": 1.0, "coarse": 30.0, "moves": 0.1, "reshaped": 0.5, "test": 1, "every": 1, "seed": 0}
     return argparse.Namespace(**(values | changes))
 
 
