@@ -136,9 +136,7 @@ def inputs_of(options: argparse.Namespace, case: Case, folder: Path, dtype: torc
 class Ours:
     """This library's denoiser, prepared for a run."""
 
-    def __init__(
-        self, case: Case, name: str, folder: Path, dtype: torch.dtype, *, attention: str | None = None
-    ) -> None:
+    def __init__(self, case: Case, name: str, folder: Path, dtype: torch.dtype, *, attention: Any = None) -> None:
         self.case, self.dtype, self.attention = case, dtype, attention
         self.model = our_denoiser(name, folder, dtype)
 

@@ -18,13 +18,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-PROMPT = "a fox on a beach"
+PROMPT, CLIP_PROMPT, FRAMES = "a fox on a beach", "a frog jumps up on a green field", 17
 ROWS = {
     "cold_s": "calotype image, start to file",
+    "cold_clip_s": "calotype video, start to file",
     "import_s": "import calotype, beyond torch",
     "load_s": "load",
     "first_image_s": "first picture, after loading",
     "image_s": "a picture, warm",
+    "clip_s": "a clip of 17 frames, warm",
     "step_s": "a guided step",
     "floor_s": "floor of a guided step",
     "gflop": "GFLOP a guided step",
@@ -39,11 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(measure(options)))
         return
     runs = [run_fresh(options) for _ in range(options.repeats)]
-    medians = {name: statistics.median(run[name] for run in runs) for name in ROWS}
+    medians = {name: statistics.median(run[name] for run in runs) for name in ROWS if name in runs[0]}
     print(f"{options.steps} steps guided, {options.repeats} fresh processes, {options.threads or 'default'} threads")
-    for name, words in ROWS.items():
+    for name, median in medians.items():
         values = [run[name] for run in runs]
-        print(f"{words:<32}{medians[name]:>10.4g}   ({min(values):.4g} to {max(values):.4g})")
+        print(f"{ROWS[name]:<32}{median:>10.4g}   ({min(values):.4g} to {max(values):.4g})")
     if options.json:
         options.json.write_text(json.dumps({"medians": medians, "runs": runs}, indent=1) + "\n", encoding="utf-8")
 
@@ -67,13 +69,15 @@ def run_fresh(options: argparse.Namespace) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr.strip() or f"a repeat ended with code {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1]) | {"cold_s": cold_start(options)}
+    figures = json.loads(done.stdout.splitlines()[-1]) | {"cold_s": cold_start(options, "image", PROMPT, "picture.png")}
+    clip = {"cold_clip_s": cold_start(options, "video", CLIP_PROMPT, "clip.mp4")} if "clip_s" in figures else {}
+    return figures | clip
 
 
-def cold_start(options: argparse.Namespace) -> float:
-    """Seconds of `calotype image` in a process of its own."""
+def cold_start(options: argparse.Namespace, kind: str, prompt: str, name: str) -> float:
+    """Seconds of `calotype image` or `calotype video` in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "calotype", "image", PROMPT, "-o", f"{folder}/picture.png"]
+        command = [sys.executable, "-m", "calotype", kind, prompt, "-o", f"{folder}/{name}"]
         command += ["--steps", str(options.steps)]
         if options.model:
             command += ["--model", options.model]
@@ -98,19 +102,28 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     pipe = calotype.load(options.model)
     figures["load_s"] = time.perf_counter() - began
 
-    def draw(steps: int) -> float:
+    def draw(steps: int, prompt: str = PROMPT, **arguments: int) -> float:
         start = time.perf_counter()
-        pipe(PROMPT, num_inference_steps=steps, seed=7, progress=False)
+        pipe(prompt, num_inference_steps=steps, seed=7, progress=False, **arguments)
         return time.perf_counter() - start
 
     figures["first_image_s"] = draw(options.steps)
     figures["image_s"] = statistics.median(draw(options.steps) for _ in range(3))
+    if makes_clips(pipe):
+        figures["clip_s"] = statistics.median(draw(options.steps, CLIP_PROMPT, num_frames=FRAMES) for _ in range(3))
     figures["step_s"] = statistics.median(step_seconds(pipe, options.steps))
     figures["peak_mb"] = peak_megabytes()
     figures["gflop"] = step_operations(pipe) / 1e9
     figures["gflops"] = matrix_rate() / 1e9
     figures["floor_s"] = figures["gflop"] / figures["gflops"]
     return figures
+
+
+def makes_clips(pipe) -> bool:
+    """Whether the model learnt clips."""
+    from calotype.vae.plate import PlateClipVAE
+
+    return isinstance(pipe.vae, PlateClipVAE)
 
 
 def step_seconds(pipe, steps: int) -> list[float]:

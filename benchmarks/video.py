@@ -2,7 +2,9 @@
 
     python benchmarks/video.py --against diffusers --threads 2 --json figures.json
 
-The step is measured as in `denoise.py`; `--attention` names approximations, whose seconds and error are told.
+The step is measured as in `denoise.py`; `--attention` names approximations, whose seconds and error are told, with how
+many of the calls of attention they took. `--tile` and `--window` are of sliding_tile: its own ones see clips of this
+size whole.
 Decoding is measured in fresh processes, one per clip and side: the most memory above that of the loaded autoencoder and
 of what goes in and comes out, and the seconds. Ours gives frames as they are ready, and they are let go; theirs gives
 the whole clip. The longest clip over the shortest says how memory grows.
@@ -24,6 +26,13 @@ import torch
 from denoise_cases import CASES
 from torch import Tensor
 
+from calotype.core.attention.approximate import BlockedAttention, SlidingTileAttention
+from calotype.core.attention.base import AttentionBackend, AttentionCall
+
+APPROXIMATIONS: Mapping[str, Callable[[argparse.Namespace], AttentionBackend]] = {
+    "sliding_tile": lambda options: SlidingTileAttention(tile=tuple(options.tile), window=tuple(options.window)),
+    "blocked_bfloat16": lambda options: BlockedAttention(),
+}
 FAMILIES = tuple(name for name, case in CASES.items() if case.frames > 1)
 CELLS = 48  # latent cells a side: 9 latent frames are 5,184 tokens
 
@@ -105,7 +114,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cells", type=int, default=CELLS, help="latent cells a side for the denoisers")
     parser.add_argument("--repeats", type=int, default=3, help="steps that are timed on each side")
     parser.add_argument("--fresh", type=int, default=1, help="fresh processes of each side for the denoisers")
-    parser.add_argument("--attention", nargs="*", default=[], help="approximations, such as sliding_tile")
+    parser.add_argument("--attention", nargs="*", default=[], choices=APPROXIMATIONS, help="approximations")
+    parser.add_argument("--tile", nargs=3, type=int, default=(3, 4, 4), help="tokens: frames, rows, columns")
+    parser.add_argument("--window", nargs=3, type=int, default=(3, 3, 3), help="tiles: frames, rows, columns")
     parser.add_argument("--decoders", nargs="*", choices=DECODERS, default=list(DECODERS), help="autoencoders")
     parser.add_argument("--frames", nargs="*", type=int, default=[17, 61, 81], help="of the clips that are decoded")
     parser.add_argument("--pixels", type=int, default=128, help="a side, of the clips that are decoded")
@@ -124,13 +135,34 @@ def step_options(options: argparse.Namespace) -> argparse.Namespace:
     return denoise.parse(given)
 
 
+class Counted:
+    """A backend, and how many calls it took of those it was asked."""
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self.backend, self.name = backend, backend.name
+        self.taken = self.asked = 0
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        """The backend's reason."""
+        reason = self.backend.refuses(call)
+        self.asked += 1
+        self.taken += reason is None
+        return reason
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """The backend's result."""
+        return self.backend(call)
+
+
 @torch.no_grad()
 def approximate(options: argparse.Namespace, name: str, dtype: str, attention: str) -> dict[str, float]:
-    """Seconds of our step with an approximation over those without, taking turns, and how far its slope is off."""
+    """Seconds of our step with an approximation over those without, taking turns, how far its slope is off, and the
+    share of the calls of attention that it took."""
     case, kind = CASES[name], getattr(torch, dtype)
     folder = options.folder / f"{name}-{dtype}{'-tiny' * options.tiny}"
     inputs = denoise.inputs_of(step_options(options), case, folder, kind)
-    exact, other = (denoise.Ours(case, name, folder, kind, attention=each) for each in (None, attention))
+    counted = Counted(APPROXIMATIONS[attention](options))
+    exact, other = (denoise.Ours(case, name, folder, kind, attention=each) for each in (None, counted))
     times: dict[denoise.Ours, list[float]] = {exact: [], other: []}
     for side in times:
         side.prepare(inputs, options.repeats + 1)
@@ -139,8 +171,9 @@ def approximate(options: argparse.Namespace, name: str, dtype: str, attention: s
             spent.append(denoise.seconds(lambda side=side, i=i: side.step(i)))
     whole, part = (statistics.median(spent[1:]) for spent in times.values())
     a, b = (side.step(0).float() for side in times)
-    row = {"ratio": part / whole, "error": float((b - a).norm() / a.norm())}
-    print(f"  {attention}, step / exact{'':<16}{row['ratio']:.3f}   error of the slope {row['error']:.1e} (relative)")
+    row = {"ratio": part / whole, "error": float((b - a).norm() / a.norm()), "taken": counted.taken / counted.asked}
+    told = f"error of the slope {row['error']:.1e} (relative), in {row['taken']:.0%} of the calls"
+    print(f"  {attention}, step / exact{'':<16}{row['ratio']:.3f}   {told}")
     return row
 
 

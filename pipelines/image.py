@@ -40,7 +40,7 @@ from .placement import device_named, dtype_named
 from .progress import Progress
 from .recipe import Recipe
 from .request import Request
-from .result import Result, to_images
+from .result import Result, to_sheets
 from .walk import Walk
 
 if TYPE_CHECKING:
@@ -190,7 +190,8 @@ class ImagePipeline:
             return decode_latents(self, latents, encoded)
 
     def preview(self, step: Step) -> "list[Image]":
-        """Small pictures, a pixel per latent cell, of what the step expects the result to be; no decoder is run.
+        """Small pictures, a pixel per latent cell, of what the step expects the result to be, of a clip its latent
+        frames on one sheet; no decoder is run.
 
         Raises:
             ValueError: not a step, or the model has no preview projection.
@@ -198,9 +199,7 @@ class ImagePipeline:
         check_kind("step", step, Step, "a step")
         if self.preview_projection is None:
             raise ValueError(f"{self.source.name} has no preview projection; decode the step instead")
-        images = to_images(self.preview_projection(step.denoised), "pil")
-        assert isinstance(images, list)
-        return images
+        return to_sheets(self.preview_projection(step.denoised))
 
     def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> "ImagePipeline":
         """A new pipeline with its weights on `device` in `dtype` (None: as now); this one stays as it is."""

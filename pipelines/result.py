@@ -189,6 +189,12 @@ def to_videos(pixels: Tensor, output_type: OutputType) -> "Videos | None":
     return _stacked(rows) if output_type == "np" else None
 
 
+def to_sheets(pixels: Tensor) -> "list[Image]":
+    """Pixels [B, 3, F, H, W] in -1..1 (clamped): each row's frames on one sheet, one alone as it is."""
+    videos = cast("list[list[Image]]", to_videos(pixels, "pil"))
+    return [frames[0] if len(frames) == 1 else grid(frames) for frames in videos]
+
+
 def _stacked(rows: "Sequence[Images | None]") -> "numpy.ndarray":
     import numpy
 

@@ -94,11 +94,15 @@ def test_plate_prints_medians(tmp_path, monkeypatch, capsys):
     assert "peak memory" in capsys.readouterr().out
 
 
-def test_plate_measures_a_pipeline(monkeypatch):
+@pytest.mark.parametrize("clips", [False, True])
+def test_plate_measures_a_pipeline(monkeypatch, clips):
     import calotype
+    from calotype.vae.plate import PlateClipVAE, PlateClipVAEConfig
 
     class Pipe:
-        def __call__(self, prompt, *, num_inference_steps, seed, progress):
+        vae = PlateClipVAE(PlateClipVAEConfig()) if clips else None
+
+        def __call__(self, prompt, *, num_inference_steps, seed, progress, num_frames=1):
             for _ in self.stream(prompt, num_inference_steps=num_inference_steps, seed=seed):
                 pass
 
@@ -109,7 +113,8 @@ def test_plate_measures_a_pipeline(monkeypatch):
     monkeypatch.setattr(calotype, "load", lambda source: Pipe(), raising=False)
     plate = load("plate")
     figures = plate.measure(plate.parse(["--steps", "3"]))
-    assert {*figures, "cold_s"} == set(plate.ROWS)
+    of_clips = set() if clips else {"clip_s", "cold_clip_s"}
+    assert {*figures, "cold_s", *["cold_clip_s"] * clips} == set(plate.ROWS) - of_clips
     assert figures["gflop"] == pytest.approx(2 * 8**3 / 1e9)
     assert figures["floor_s"] > 0
     assert figures["peak_mb"] > 50
@@ -119,8 +124,9 @@ def test_plate_times_the_command(monkeypatch):
     plate = load("plate")
     commands = []
     monkeypatch.setattr(plate.subprocess, "run", lambda command, **options: commands.append(command))
-    assert plate.cold_start(plate.parse(["--steps", "3", "--threads", "1", "--model", "x"])) >= 0
-    assert commands[0][1:5] == ["-m", "calotype", "image", plate.PROMPT]
+    options = plate.parse(["--steps", "3", "--threads", "1", "--model", "x"])
+    assert plate.cold_start(options, "video", plate.CLIP_PROMPT, "clip.mp4") >= 0
+    assert commands[0][1:5] == ["-m", "calotype", "video", plate.CLIP_PROMPT]
     assert commands[0][-6:] == ["--steps", "3", "--model", "x", "--threads", "1"]
 
 

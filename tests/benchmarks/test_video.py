@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
+APPROXIMATE = ("--attention", "sliding_tile", "blocked_bfloat16", "--tile", "1", "1", "1", "--window", "1", "1", "1")
 TINY = ("--tiny", "--cells", "4", "--repeats", "1", "--fresh", "1", "--dtypes", "float32")
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory figures of Linux")
@@ -34,14 +35,15 @@ def video(monkeypatch):
 def test_wan_against_diffusers(video, tmp_path, capsys):
     clips = ("--decoders", "wan", "--frames", "5", "9", "--pixels", "16")
     files = ("--folder", str(tmp_path / "models"), "--json", str(tmp_path / "v.json"))
-    video.main(["--against", "diffusers", "--families", "wan", *TINY, *clips, *files, "--attention", "sliding_tile"])
+    video.main(["--against", "diffusers", "--families", "wan", *TINY, *clips, *files, *APPROXIMATE])
     report = json.loads((tmp_path / "v.json").read_text())
     (step,) = report["steps"]
     assert 0 < step["difference"] < 1e-5
     assert 0 < step["floor s"] < step["step s"]["ours"]
-    approximation = step["approximations"]["sliding_tile"]
-    assert approximation["ratio"] > 0
-    assert approximation["error"] < 1e-5  # its window is larger than this clip
+    tiles, blocks = (step["approximations"][each] for each in ("sliding_tile", "blocked_bfloat16"))
+    assert min(tiles["ratio"], blocks["ratio"]) > 0
+    assert tiles["error"] > 1e-4 and tiles["taken"] == 0.5  # of the clip, not of the text
+    assert blocks["error"] < 1e-6 and blocks["taken"] == 0  # which takes bfloat16 only
     (decoding,) = report["decoding"]
     assert set(decoding["clips"]) == {"5", "9"}
     for clip in decoding["clips"].values():

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy
 import pytest
 
+import calotype
 from calotype.pipelines import load as loading
 from calotype.pipelines.files import open_image, read_manifest
 
@@ -23,6 +24,18 @@ def test_image_then_replay(run):
     assert pixels.shape == (128, 128, 3) and pixels.std() > 10
     code, out, err = run("replay", "fox.png")
     assert (code, err) == (0, []) and "bit-equal" in out[0]
+
+
+def test_video_then_replay(run):
+    code, out, err = run("video", "a frog jumps up on a green field", "--seed", "7", "-o", "frog.mp4")
+    assert (code, err) == (0, []) and out[0].startswith("frog.mp4  (seed 7, ")
+    clip = calotype.read_clip("frog.mp4")
+    assert clip.frames.shape == (17, 128, 128, 3) and clip.fps == 16
+    first, last = (clip.frames[n].astype(float) for n in (0, -1))
+    assert first.std() > 10 and abs(first - last).mean() > 5
+    code, out, err = run("replay", "frog.mp4")
+    assert code == 0 and "bit-equal" in out[0]
+    assert len(err) == 1 and ".mp4 is lossy" in err[0]
 
 
 def test_batches_replay_bit_equal(run):

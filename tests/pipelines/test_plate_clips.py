@@ -11,8 +11,10 @@ import torch
 import calotype
 from calotype.cli import main
 from calotype.denoisers.plate import PlateDenoiser, PlateDenoiserConfig
+from calotype.pipelines.base import last
 from calotype.pipelines.image import ImagePipeline
 from calotype.pipelines.replay import replay
+from calotype.pipelines.result import GRID_GAP
 from calotype.vae.plate import PlateClipVAE, PlateClipVAEConfig
 
 from ..conftest import randomise
@@ -49,6 +51,19 @@ def frames(pipe: ImagePipeline, prompt: Any = PROMPT, **arguments: Any) -> torch
     videos = pipe(prompt, output_type="pt", progress=False, **({"seed": 3} | arguments)).videos
     assert isinstance(videos, torch.Tensor)
     return videos
+
+
+def test_a_preview_shows_the_latent_frames_of_each_clip(pipe: ImagePipeline) -> None:
+    step = last(pipe.stream([PROMPT, "a cat grows"], num_frames=9, seed=3))
+    sheets = pipe.preview(step)
+    alone = [pipe.preview(replace(step, denoised=step.denoised[:, :, n : n + 1])) for n in range(3)]
+    side = alone[0][0].width
+    across = side + GRID_GAP
+    assert [sheet.size for sheet in sheets] == [(across + side, across + side)] * 2
+    for row, sheet in enumerate(sheets):
+        for n, (left, top) in enumerate(((0, 0), (across, 0), (0, across))):
+            assert sheet.crop((left, top, left + side, top + side)).tobytes() == alone[n][row].tobytes()
+    assert sheets[0].tobytes() != sheets[1].tobytes()
 
 
 def test_a_picture_unless_frames_are_asked_for(pipe: ImagePipeline) -> None:

@@ -136,9 +136,14 @@ def test_the_judge_rejects_another_object_motion_or_background():
         assert not verdict.right
     verdict = clip_judge.judge_clip(frames, clip_of("left", index=4, background="night"))
     assert (verdict.background, verdict.right, verdict.why) == (False, False, "background is grass")
-    assert not clip_judge.judge_clip(np.repeat(frames[:1], 17, axis=0), clip).right  # nothing moves
     late = clip_judge.judge_clip(frames[[0, *range(16)]], clip)  # a frame late: 4 pixels
     assert late.motion and late.right
+
+
+@pytest.mark.parametrize("motion", motions.ONE)
+def test_the_judge_rejects_what_does_not_move(motion):
+    clip = clip_of(motion, index=4)
+    assert not clip_judge.judge_clip(np.repeat(motions.render_clip(clip, [0]), motions.FRAMES, axis=0), clip).right
 
 
 def test_the_judge_measures_blur_and_flicker():

@@ -38,6 +38,11 @@ def test_nothing_generic_is_importable(wheel: Path) -> None:
     assert {name for name in tops if not name.endswith(".dist-info")} == {"calotype"}
 
 
+def test_the_bundled_model_is_small(wheel: Path) -> None:
+    held = [file for file in zipfile.ZipFile(wheel).infolist() if file.filename.startswith("calotype/plate/assets/")]
+    assert len(held) == 5 and sum(file.file_size for file in held) <= 30e6
+
+
 def test_its_metadata(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     inside = {name.split(".dist-info/")[1]: archive.read(name) for name in archive.namelist() if ".dist-info/" in name}
