@@ -24,7 +24,7 @@ from calotype.denoisers.shapes import Shapes
 from calotype.schedulers import flow_schedule
 
 HUNYUAN = Kind(denoiser=HunyuanVideoDenoiser, config=HunyuanVideoConfig, key_map=hunyuan_video_key_map())
-CLIPS = [(frames, size) for frames in (1, 2, 3) for size in ((4, 6), (2, 4))]
+CLIPS = [(frames, size) for frames in (1, 2, 3, 5) for size in ((4, 6), (2, 4))]
 PUBLISHED: dict[str, Any] = {
     "num_attention_heads": 1,
     "attention_head_dim": 128,

@@ -1,6 +1,7 @@
 """LTX-Video's denoiser against diffusers' on tiny random weights."""
 
 import dataclasses
+from unittest import mock
 
 import pytest
 import tiny_ltx
@@ -10,6 +11,7 @@ from pairs import clip_noise as noise
 from parity import error, slopes
 from safetensors.torch import save_file
 
+from calotype.core.attention.approximate import SlidingTileAttention
 from calotype.core.attention.registry import attention_selector
 from calotype.core.loading import build_on_meta
 from calotype.denoisers.base import Conditioning, Prompt
@@ -94,6 +96,44 @@ def test_first_frames_are_kept(pair, guidance):
     without = Prompt(positive=conditioning(), negative=conditioning(seed=5))
     both = [each.bind(pair.ours, without, run)(x, points[0]) for each in (FirstFramesKept(guidance), guidance)]
     assert torch.equal(*both)
+
+
+@pytest.mark.parametrize("num_known", [0, 1])
+def test_attention_within_windows_of_the_clip(pair, num_known):
+    """As diffusers' with a mask among the clip's tokens; texts are seen whole, also in rows of different lengths."""
+    clip = (3, (4, 6))
+    references = (noise(2, (num_known, clip[1]), seed=4),) if num_known else ()
+    told, x = dataclasses.replace(conditioning(), references=references), noise(2, clip)
+    points = flow_schedule(2).points[:-1]
+
+    def slope(window):
+        attention = attention_selector(SlidingTileAttention(tile=(1, 2, 2), window=window) if window else None)
+        return pair.ours.slope(x, pair.ours.prepare(told, tuple(x.shape), points, attention=attention), points[0])
+
+    def distance(window):
+        return error(slope(window), exact)
+
+    exact = slope(None)
+    assert distance((3, 2, 3)) < 1e-5
+    assert 1e-3 < distance((3, 1, 2)) < distance((1, 1, 1))
+    rows, columns = torch.arange(24) // 6 // 2, torch.arange(24) % 6 // 2
+    hidden = torch.tensor([2, 2, 0])[columns]  # of 3 tiles of columns, the one outside each token's window
+    seen = (rows[:, None] == rows) & (hidden[:, None] != columns)
+    with masked_in_diffusers(seen.repeat(3, 3)):
+        assert error(slope((3, 1, 2)), by_diffusers(pair.theirs, told, x, points[0])) < 1e-5
+
+
+def masked_in_diffusers(seen):
+    """A patch of diffusers' attention among a clip's tokens."""
+    from diffusers.models.transformers import transformer_ltx
+
+    attend = transformer_ltx.dispatch_attention_fn
+
+    def masked(query, key, value, **told):
+        mine = {"attn_mask": seen} if query.shape[1] == key.shape[1] else {}
+        return attend(query, key, value, **{**told, **mine})
+
+    return mock.patch.object(transformer_ltx, "dispatch_attention_fn", masked)
 
 
 def test_tables_are_those_of_diffusers(pair):

@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 from clip_pipelines import (
+    check_any_number_of_frames,
     check_cancelling_decodes_nothing,
     check_exactly_the_frames_that_are_asked_for,
     check_stages_compose_and_resume,
@@ -85,6 +86,7 @@ def compare(both, seeds, arguments, theirs_alone=None):
         (1, WIDE, {}),
         (5, SMALL, {"negative_prompt": ['a boat and "a cat"', ""]}),
         (9, WIDE, {"negative_prompt": ["a cat", "a cat"]}),
+        (17, SMALL, {}),
     ],
 )
 def test_text_to_video(hunyuan, frames, size, told):
@@ -146,7 +148,7 @@ def test_sigmas(hunyuan, steps):
     assert [point.sigma for point in plan.schedule.points] == theirs.scheduler.sigmas.tolist()
 
 
-@pytest.mark.parametrize(("frames", "size"), [(5, (30, 19)), (1, (24, 24)), (9, (16, 40))])
+@pytest.mark.parametrize(("frames", "size"), [(5, (30, 19)), (1, (24, 24)), (9, (16, 40)), (17, (30, 19))])
 def test_image_to_video(hunyuan, frames, size):
     """The clip has the picture's aspect, as far as it can."""
     both = hunyuan.both("pictures")
@@ -204,6 +206,11 @@ def test_a_picture_and_a_size(hunyuan):
 def test_exactly_the_frames_that_are_asked_for(ours):
     told = {"prompt": PROMPTS[0], "num_inference_steps": 1, "seed": 3, **SMALL}
     check_exactly_the_frames_that_are_asked_for(ours, told, asked=7, made=9)
+
+
+@pytest.mark.parametrize("frames", range(1, 41))
+def test_any_number_of_frames(ours, frames):
+    check_any_number_of_frames(ours, SMALL, frames)
 
 
 def test_rows_are_alone(ours):

@@ -60,6 +60,8 @@ def compare(both, generator, seeds, told, theirs_alone=None, *, known=0):
         assert step.latents.shape[2] == known or error(step.latents[:, :, known:], expected[:, :, known:]) < 1e-5
     assert error(found[-1].latents, steps[-1]) < 1e-5
     result = ours.decode(found[-1])
+    assert clips.shape[1] == other["num_frames"]
+    clips = clips[:, : told["num_frames"]]
     assert result.videos.shape == clips.shape
     assert numpy.abs(result.videos - clips).max() < 1e-4
     return result
@@ -69,6 +71,7 @@ def compare(both, generator, seeds, told, theirs_alone=None, *, known=0):
     ("kind", "frames", "size", "told"),
     [
         ("plain", 1, WIDE, {}),
+        ("plain", 5, WIDE, {"negative_prompt": ["a cat", "a boat on the river"]}),
         ("plain", 9, SMALL, {"negative_prompt": ["a boat on the river", ""], "frame_rate": 30}),
         ("plain", 17, WIDE, {"guidance_scale": 4.5, "guidance_rescale": 0.7, "negative_prompt": ["a cat", "a cat"]}),
         ("plain", 9, WIDE, {"guidance_scale": 1.0}),
@@ -120,6 +123,7 @@ def test_conditioning_and_schedule(ltx):
     ("frames", "told"),
     [
         (1, {}),
+        (5, {"negative_prompt": ["", "a cat"]}),
         (9, {"negative_prompt": ["a boat", ""], "guidance_rescale": 0.8, "guidance_scale": 4.0}),
         (17, {"guidance_scale": 1.0}),
     ],
@@ -137,6 +141,19 @@ def test_image_to_video_by_a_timed_decoder(ltx):
     """Its noise is drawn last, after the posterior's and the initial one."""
     told = {"prompt": PROMPTS[0], "num_frames": 9, "num_inference_steps": 2, "image": picture(32, 32), **SMALL, **TIMED}
     compare(ltx.from_picture("timed"), torch.Generator().manual_seed(5), 5, told, known=1)
+
+
+@pytest.mark.parametrize("kind", ["timed", "later"])
+def test_fewer_frames_than_a_group_has(ltx, kind):
+    """Of groups of 8, where diffusers makes 1 of 5: the first of the 9 that it makes, from text and from a picture."""
+    told = {"num_frames": 5, "num_inference_steps": 2, **WIDE, **TIMED}
+    begun = {"prompt": PROMPTS[1], "image": picture(64, 32), **told}
+    text, pictures = ltx.both(kind), ltx.both(kind) if kind == "later" else ltx.from_picture(kind)
+    for result in (
+        compare(text, generators(5, 9), [5, 9], {"prompt": PROMPTS, **told}, {"num_frames": 9}),
+        compare(pictures, torch.Generator().manual_seed(5), 5, begun, {"num_frames": 9}, known=1),
+    ):
+        assert result.warnings == ("num_frames 5: the model makes 9, of which the first 5 are returned",)
 
 
 def test_the_decoders_noise_follows_from_the_run(ltx):

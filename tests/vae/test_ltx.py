@@ -144,14 +144,13 @@ def test_what_is_no_clip_is_refused(both):
     check_what_is_no_clip_is_refused(both[0])
 
 
-def test_memory_does_not_grow_with_the_clip(folders):
+def test_memory_does_not_grow_with_the_clip(both):
     """Of 30 latent frames as of 16, which are more than a frame sees; and far less than diffusers'."""
-    theirs, folder = folders["0.9.0"]
-    ours = load_ltx_vae(folder)
+    ours, theirs, _ = both
     shorter, longest = (streaming_peak(ours, drawn(1, 4, frames, 2, 2)) for frames in (16, 30))
     assert longest <= 1.02 * shorter
     with Alive() as alive:
-        theirs.decode(drawn(1, 4, 30, 2, 2))
+        by_diffusers(theirs, drawn(1, 4, 30, 2, 2))
     assert longest < 0.3 * alive.peak
 
 
