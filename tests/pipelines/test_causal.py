@@ -10,8 +10,10 @@ import numpy
 import pytest
 import torch
 from causal_reference import compare
+from clip_pipelines import check_exactly_the_frames_that_are_asked_for
 from fakes import fake_clip_pipeline, fake_pipeline
 from parity import error
+from peak_memory import Alive
 from safetensors.torch import save_file
 
 import calotype
@@ -164,12 +166,42 @@ def test_precomputed_conditioning_and_given_noise(ours):
     assert not torch.equal(ours("a cat", latents=noise.flip(2), **told).latents, first)
 
 
-@pytest.mark.parametrize("frames", [1, 2, 5, 6, 14])
+@pytest.mark.parametrize("frames", [1, 2, 5, 6, 13, 14, 20, 28, 37, 38, 40])
 def test_any_number_of_frames(ours, frames):
     result = ours("a cat", num_frames=frames, num_inference_steps=1, seed=1, output_type="np", **SMALL)
     assert result.videos.shape == (1, frames, 16, 16, 3)
     assert result.warnings[-1] == "num_inference_steps 1: this model was made for 4"
     assert len(result.warnings) == 1 + (frames % 8 != 5)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "asked", "whole"), [(Chunks(frames=2), 30, 37), (ALONE, 10, 17), (Chunks(frames=3, window=6), 40, 45)]
+)
+def test_exactly_the_frames_that_are_asked_for(ours, chunks, asked, whole):
+    told = {"prompt": "a cat", "seed": 3, **SMALL}
+    check_exactly_the_frames_that_are_asked_for(calotype.causal(ours, chunks), told, asked=asked, made=whole)
+
+
+def test_memory_of_streamed_frames_is_flat_over_40_chunks(ours):
+    """But for the latents of the clip so far: a step's, its denoised ones, and those that the next chunk goes on from.
+    Frames are let go as they come."""
+    pipe = calotype.causal(ours, Chunks(frames=2, window=5, sink=1))
+    conditioning = pipe.encode(Request(prompt="a cat", num_frames=5, **SMALL)).conditioning
+    told = {"conditioning": conditioning, "num_inference_steps": 2, "seed": 3, "output_type": "pt", **SMALL}
+    peaks, latents = [], []
+    for count in (8, 40):
+        num_frames = 8 * count - 3
+        with Alive() as alive:
+            frames = pipe.stream_frames(num_frames=num_frames, **told)
+            left = num_frames - next(frames).shape[1]
+            alive.peak = 0  # what takes more once, before the first frame, would hide what grows
+            for group in frames:
+                left -= group.shape[1]
+                del group
+        assert left == 0
+        peaks.append(alive.peak)
+        latents.append(torch.zeros(1, 4, 2 * count, 4, 4).nbytes)
+    assert peaks[1] - peaks[0] <= 3 * (latents[1] - latents[0])
 
 
 def test_a_block_that_is_not_finite_is_named(ours):
