@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ import numpy
 
 from ..core.whole_file import whole_file
 from .animation import GIF_UNITS, WEBP_UNITS, fps_of, gif_bytes, webp_bytes
-from .files import check_place, open_image
+from .files import as_shown, check_place, open_image
 from .frame_files import png_frames, read_frames
 from .frame_names import numbered
 from .manifest import Manifest, digest_input
@@ -66,33 +67,36 @@ def save_clip(
 
     The manifest, with a digest of the frames, goes into the container's comment, the GIF's comment, the EXIF image
     description or the PNG text "calotype". `codec`: of a .mp4 "h264" (default) or "vp9". Files appear under their names
-    only when they are complete.
+    only when they are complete. A picture with the name after which frames are numbered is removed: it would be read in
+    their place.
 
     Raises:
         ValueError, FileNotFoundError, OSError: as `check_clip_target`; these are no frames; the disk is full.
     """
-    target = check_clip_target(path, fps=fps, codec=codec)
     _check_frames(frames)
+    target = check_clip_target(path, fps=fps, codec=codec, num_frames=len(frames))
     made = None if manifest is None else dataclasses.replace(manifest, frames=digest_input(frames))
     text = None if made is None else made.to_json()
     if target.suffix.lower() == ".png":
         targets = numbered(target, len(frames))
-        bodies = png_frames(frames, fps, text)
+        bodies = png_frames(frames, float(fps), text)
     else:
         targets = (target,)
-        bodies = iter((_encoded(frames, target, fps, text, codec),))
-    for each in targets:
-        check_place(each)
+        bodies = iter((_encoded(frames, target, float(fps), text, codec),))
     try:
         with ExitStack() as whole:  # all files get their names together
             for each, body in zip(targets, bodies, strict=True):
                 whole.enter_context(whole_file(each.resolve())).write_bytes(body)
+        if target not in targets:
+            target.unlink(missing_ok=True)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(target)) from error
     return targets
 
 
-def check_clip_target(path: str | Path, *, fps: float | None = None, codec: str | None = None) -> Path:
+def check_clip_target(
+    path: str | Path, *, fps: float | None = None, codec: str | None = None, num_frames: int = 1
+) -> Path:
     """`path`, if a clip can be written there like that: to be asked before any compute. `fps` None: not known yet.
 
     Raises:
@@ -108,9 +112,12 @@ def check_clip_target(path: str | Path, *, fps: float | None = None, codec: str 
     elif codec is not None:
         raise ValueError(f"codec {codec!r}: a {suffix} has no choice of codecs, {' and '.join(CONTAINERS)} have one")
     most = FASTEST_GIF if suffix == ".gif" else FASTEST
-    if fps is not None and not SLOWEST <= fps <= most:
-        raise ValueError(f"fps is {fps}; for {suffix} it must be from {SLOWEST:g} to {most:g}")
-    return check_place(target)
+    is_number = isinstance(fps, Real) and not isinstance(fps, bool)
+    if fps is not None and not (is_number and SLOWEST <= fps <= most):
+        raise ValueError(f"fps is {fps!r}; for {suffix} it must be from {SLOWEST:g} to {most:g}")
+    for each in numbered(target, num_frames if suffix == ".png" else 1):
+        check_place(each)
+    return target
 
 
 def read_clip(path: str | Path) -> Clip:
@@ -124,13 +131,20 @@ def read_clip(path: str | Path) -> Clip:
     suffix = source.suffix.lower()
     if suffix == ".png":
         pictures, fps = read_frames(source)
-        return Clip(frames=_stacked([numpy.asarray(each.convert("RGB")) for each in pictures], source), fps=fps)
+        shown = [numpy.asarray(as_shown(each, str(source))) for each in pictures]
+        return Clip(frames=_stacked(shown, source), fps=fps)
     if not source.is_file():
         raise FileNotFoundError(f"{source}: no such file")
     if suffix in PICTURES:
         return _animation(source)
     frames, fps = read_stream(source, MOST_PIXELS)
     return Clip(frames=_stacked(frames, source), fps=fps)
+
+
+def may_be_clip(path: str | Path) -> bool:
+    """Whether a file holds several frames, by its name or, of animations, by what is in it."""
+    suffix = Path(path).suffix.lower()
+    return suffix in CONTAINERS or (suffix in _ANIMATIONS and len(read_clip(path).frames) > 1)
 
 
 def contact_sheet(frames: numpy.ndarray, *, columns: int | None = None, number: int = SHEET_FRAMES) -> "Image":
@@ -169,7 +183,7 @@ def _animation(path: Path) -> Clip:
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
             for frame in ImageSequence.Iterator(image):
-                frames.append(numpy.asarray(frame.convert("RGB")))
+                frames.append(numpy.asarray(as_shown(frame, str(path))))
                 milliseconds.append(int(frame.info.get("duration") or 0))
                 if len(frames) * image.width * image.height > MOST_PIXELS:
                     raise ValueError(f"{path}: holds more than the {MOST_PIXELS} pixels that are read: cut it shorter")

@@ -103,6 +103,23 @@ def open_image(path: str | Path) -> "Image":
         raise ValueError(f"{source}: cannot be read as a picture: {error}") from None
 
 
+def as_shown(image: "Image", name: str, *, grey: bool = False) -> "Image":
+    """A picture in 8 bits, upright, transparent pixels over white.
+
+    Raises:
+        ValueError: it has more bits, `name` says which one.
+    """
+    from PIL import Image, ImageOps
+
+    if image.mode.startswith(("I", "F")):  # Pillow would cut off everything over 255
+        raise ValueError(f"{name} has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits first")
+    image = ImageOps.exif_transpose(image)
+    if image.has_transparency_data:
+        layers = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(layers, image.convert("RGBA"))
+    return image.convert("L" if grey else "RGB")
+
+
 def as_jpeg(image: "Image") -> "Image":
     """What is left of a picture in a JPEG that `save_image` writes."""
     from PIL import Image

@@ -54,6 +54,8 @@ def _told(first: "Image", path: Path) -> tuple[int | None, float | None]:
         return None, None
     try:
         num_frames, fps = json.loads(text)
+        if int(num_frames) < 1:
+            raise ValueError
         return int(num_frames), float(fps)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise ValueError(f"{path}: its number of frames is {text!r}; expected [frames, frames per second]") from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import torch
 from torch import Tensor
 
-from .files import open_image
+from .files import as_shown, open_image
 from .result import to_pil
 
 if TYPE_CHECKING:
@@ -77,11 +77,18 @@ def opened(pictures: _G) -> _G:
 
 
 def opened_clips(clips: _G) -> _G:
-    """The same, with the frames of a clip in place of its file, or of files of single frames. Errors as for `read_clip`
-    and `open_image`."""
-    from .clips import read_clip
+    """The same, with the frames of clips in place of their files, or of files of single frames. In a list, files are
+    clips if one of them is. Errors as for `read_clip` and `open_image`."""
+    from .clips import may_be_clip, read_clip
 
-    return cast(_G, read_clip(clips).frames) if isinstance(clips, str | Path) else opened(clips)
+    if isinstance(clips, str | Path):
+        return cast(_G, read_clip(clips).frames)
+    if isinstance(clips, list | tuple):
+        given = cast(Sequence[object], clips)
+        files = [each for each in given if isinstance(each, str | Path)]
+        if any(may_be_clip(file) for file in files):
+            return cast(_G, [read_clip(each).frames if isinstance(each, str | Path) else each for each in given])
+    return opened(clips)
 
 
 def resized(picture: Tensor, width: int, height: int) -> Tensor:
@@ -161,16 +168,8 @@ def _unit(picture: object, name: str, *, grey: bool = False) -> Sequence[Tensor]
 
 def _from_pil(image: "Image", name: str, grey: bool) -> Tensor:
     import numpy
-    from PIL import Image, ImageOps
 
-    if image.mode.startswith(("I", "F")):  # Pillow would cut off everything over 255
-        raise ValueError(f"{name} has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits first")
-    image = ImageOps.exif_transpose(image)
-    if image.has_transparency_data:
-        layers = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(layers, image.convert("RGBA"))
-    array = numpy.array(image.convert("L" if grey else "RGB"))
-    tensor = torch.from_numpy(array).float() / 255
+    tensor = torch.from_numpy(numpy.array(as_shown(image, name, grey=grey))).float() / 255
     return tensor[None] if grey else tensor.permute(2, 0, 1)
 
 

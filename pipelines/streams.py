@@ -4,6 +4,7 @@ Legend: F frames, H and W pixels; frames are uint8 [F, H, W, 3].
 """
 
 import io
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,6 +22,7 @@ COMMENT = "comment"  # the tag that holds the manifest
 _BT709, _LIMITED_RANGE = 1, 1  # FFmpeg's AVCOL_SPC_BT709, AVCOL_PRI_BT709 and AVCOL_TRC_BT709; AVCOL_RANGE_MPEG
 _EXACT = 0x4 | 0x2000 | 0x4000 | 0x40000  # SWS_BICUBIC, _FULL_CHR_H_INT, _FULL_CHR_H_INP, _ACCURATE_RND
 _LARGEST_DENOMINATOR = 1001
+MOST_MISSING = 0.05  # of a video's length, at its end
 _H264 = {"crf": "14", "x264-params": "chromaloc=1"}  # colour samples lie between the pixels that share them
 _VP9 = {"crf": "14", "b": "0", "row-mt": "1", "cpu-used": "3"}
 
@@ -104,24 +106,33 @@ def read_stream(path: Path, most_pixels: int) -> tuple[list[numpy.ndarray], floa
     Raises:
         ValueError: not a video that can be read, a damaged one, or more than `most_pixels` in all.
     """
-    import av
     from av.error import FFmpegError
 
     try:
-        with av.open(str(path)) as source:
+        with _opened(path) as source:
             if not source.streams.video:
                 raise ValueError(f"{path}: holds no video stream")
             rate = source.streams.video[0].average_rate
             frames: list[numpy.ndarray] = []
-            for frame in _decoded(source):
+            ends = [0.0]
+            for frame, end in _decoded(source):
                 frames.append(frame)
+                ends.append(end)
                 if len(frames) * frame.shape[0] * frame.shape[1] > most_pixels:
                     raise ValueError(f"{path}: holds more than the {most_pixels} pixels that are read: cut it shorter")
+            end, length = max(ends), _length(source)
     except FFmpegError as error:
         raise ValueError(f"{path}: cannot be read as a video: {error.strerror}") from None
     if not frames:
         raise ValueError(f"{path}: holds no frames")
+    if length - end > MOST_MISSING * length + 1.5 / float(rate or 1):
+        raise ValueError(f"{path}: is damaged or cut: its frames end after {end:.2f} s of {length:.2f}")
     return frames, None if rate is None else float(rate)
+
+
+def _length(source: "InputContainer") -> float:
+    """How many seconds of video a file says that it has; 0 where it does not tell."""
+    return 0.0 if source.duration is None or len(source.streams) > 1 else source.duration / 10**6
 
 
 def read_comment(path: Path) -> str | None:
@@ -130,15 +141,21 @@ def read_comment(path: Path) -> str | None:
     Raises:
         ValueError: not a video that can be read.
     """
-    import av
     from av.error import FFmpegError
 
     try:
-        with av.open(str(path)) as source:
+        with _opened(path) as source:
             tags = {name.lower(): value for name, value in source.metadata.items()}
     except FFmpegError as error:
         raise ValueError(f"{path}: cannot be read as a video: {error.strerror}") from None
     return tags.get(COMMENT)
+
+
+def _opened(path: Path) -> "InputContainer":
+    """A file, whatever its name: FFmpeg takes what is before a colon for a protocol."""
+    import av
+
+    return av.open(os.path.abspath(path), metadata_errors="replace")
 
 
 def _tag(stream: "VideoStream") -> None:
@@ -166,12 +183,15 @@ def _converted(frames: numpy.ndarray, pixels: str) -> Iterator["VideoFrame"]:
         yield picture
 
 
-def _decoded(source: "InputContainer") -> Iterator[numpy.ndarray]:
+def _decoded(source: "InputContainer") -> Iterator[tuple[numpy.ndarray, float]]:
+    """Frames, and when each ends, in seconds from the beginning."""
     from av.video.reformatter import ColorRange, VideoReformatter
 
-    reformatter = VideoReformatter()
-    for frame in source.decode(source.streams.video[0]):
+    reformatter, stream = VideoReformatter(), source.streams.video[0]
+    begin, unit = (source.start_time or 0) / 10**6, float(stream.time_base or 0)
+    for frame in source.decode(stream):
         picture = reformatter.reformat(
             frame, format="rgb24", dst_color_range=ColorRange.JPEG, interpolation=_EXACT
         ).to_ndarray()
-        yield numpy.rot90(picture, round(frame.rotation / 90))  # as phones store what they film upright
+        end = ((frame.pts or 0) + (frame.duration or 0)) * unit - begin
+        yield numpy.rot90(picture, round(frame.rotation / 90)), end  # as phones store what they film upright

@@ -9,6 +9,7 @@ import pytest
 from fakes import fake_clip_pipeline, fake_pipeline
 from PIL import Image
 
+from calotype.cli import build_parser, video
 from calotype.pipelines.clips import read_clip, save_clip
 from calotype.pipelines.files import open_image, read_manifest
 
@@ -57,11 +58,41 @@ def test_default_names_come_from_the_prompt(run):
     options = ("--model", "clips", "--seed", "0")
     assert run("video", "a fox!", *options)[1][0].startswith("a-fox.mp4  ")
     assert run("video", "a fox", *options)[1][0].startswith("a-fox-2.mp4  ")
+    several = (*options, "--count", "2")
+    names = [line.split()[0] for _ in range(2) for line in run("video", "a fox", *several)[1]]
+    assert names == ["a-fox-2-1.mp4", "a-fox-2-2.mp4", "a-fox-3-1.mp4", "a-fox-3-2.mp4"]
+    assert len(os.listdir()) == 6
+
+
+@pytest.mark.parametrize(("given", "fps"), [([], 24), (["--fps", "12"], 12)])
+def test_the_speed_of_a_clip_that_is_given_stays(given, fps):
+    save_clip(numpy.zeros((3, 32, 32, 3), numpy.uint8), "in.webm", fps=24)
+    options = build_parser().parse_args(["video", "a fox", "--video", "in.webm", *given])
+    assert video._own_arguments(options)["video"].shape == (3, 32, 32, 3)
+    assert options.fps == fps
+
+
+def test_a_place_of_a_frame_that_is_taken_is_told_before_the_run(fails):
+    Path("fox-2.png").mkdir()
+    assert "fox-2.png: exists and is not a file" in fails("video", "a fox", "--model", "clips", "-o", "fox.png")
+    assert os.listdir() == ["fox-2.png"]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
+def test_too_little_memory_is_one_line(fails, monkeypatch: pytest.MonkeyPatch, error: Exception):
+    def load(source, **_):
+        raise error
+
+    monkeypatch.setattr("calotype.pipelines.load.load", load)
+    assert "there is not enough memory for this" in fails("video", "a fox", "--model", "clips", "-o", "fox.mp4")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ("-o s.webp --sheet s.webp", "--sheet s.webp would take the place of the clip"),
+        ("-o s.png --sheet s-2.png", "--sheet s-2.png would take the place of the clip or of one of its frames"),
+        ("-o s.webp --count 2 --sheet s-2.webp", "--sheet s-2.webp would take the place"),
         ("-o fox.avi", "fox.avi: extension '.avi' is unknown; allowed are .mp4, .webm, .gif, .webp, .png"),
         ("-o fox.mp4 --codec mpeg2", "codec 'mpeg2' is unknown for mp4; allowed are h264, vp9"),
         ("-o fox.mp4 --fps 0", "fps is 0.0; for .mp4 it must be from 0.1 to 240"),

@@ -9,6 +9,7 @@ import numpy
 import pytest
 from fakes import fake_clip_pipeline, text_to_image_manifest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from calotype.pipelines.animation import changed, durations
 from calotype.pipelines.clips import (
@@ -22,6 +23,7 @@ from calotype.pipelines.clips import (
 )
 from calotype.pipelines.files import read_manifest
 from calotype.pipelines.manifest import digest_input
+from calotype.pipelines.pictures import opened_clips, read_videos
 from calotype.pipelines.replay import replay
 from calotype.pipelines.streams import CONTAINERS
 
@@ -313,3 +315,88 @@ def test_saving_clips_and_pictures(tmp_path: Path):
 
     with pytest.raises(ValueError, match="fps and codec are for clips"):
         fake_pipeline()("a fox", seed=3).save(tmp_path / "a.png", fps=3)
+
+
+@pytest.mark.parametrize("name", ["fox: a.mp4", "12:30.webm", "file:x.mp4"])
+def test_colons_in_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.chdir(tmp_path)
+    save_clip(smooth(2, 16, 16), name, fps=8, manifest=text_to_image_manifest(["a fox"], [1]))
+    assert read_clip(name).frames.shape[0] == 2 and read_manifest(name).prompt == "a fox"
+
+
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.85])
+@pytest.mark.parametrize("extension", VIDEOS)
+def test_a_cut_file_is_not_a_shorter_clip(tmp_path: Path, extension: str, part: float):
+    path = tmp_path / f"a{extension}"
+    noise = numpy.random.default_rng(0).integers(0, 256, (24, 32, 48, 3)).astype(numpy.uint8)
+    save_clip(noise, path, fps=12)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: round(part * len(whole))])
+    with pytest.raises(ValueError, match=r"is damaged or cut|cannot be read as a video"):
+        read_clip(path)
+
+
+def test_foreign_tags_need_not_be_text(tmp_path: Path):
+    path = tmp_path / "a.mp4"
+    save_clip(smooth(2, 16, 16), path, fps=8, manifest=text_to_image_manifest(["EEEE"], [1]))
+    data = path.read_bytes()
+    assert data.count(b"EEEE") == 1
+    path.write_bytes(data.replace(b"EEEE", b"\xe9\xe9\xe9\xe9"))
+    assert read_clip(path).frames.shape[0] == 2
+
+
+@pytest.mark.parametrize("extension", [".png", ".webp"])
+def test_transparent_frames_are_over_white(tmp_path: Path, extension: str):
+    path = tmp_path / f"a{extension}"
+    Image.new("RGBA", (4, 4), (255, 0, 0, 0)).save(path)
+    assert (read_clip(path).frames == 255).all()
+
+
+def test_frames_of_more_bits_are_refused(tmp_path: Path):
+    Image.fromarray(numpy.full((4, 4), 30000, numpy.uint16)).save(tmp_path / "deep.png")
+    with pytest.raises(ValueError, match=r"deep\.png has more than 8 bits a channel"):
+        read_clip(tmp_path / "deep.png")
+
+
+def test_a_sequence_takes_the_place_of_a_picture(tmp_path: Path):
+    path = tmp_path / "a.png"
+    save_clip(smooth(1, 16, 16), path, fps=8)
+    frames = smooth(3, 16, 16)
+    save_clip(frames, path, fps=8)
+    assert numpy.array_equal(read_clip(path).frames, frames) and not path.exists()
+
+
+def test_the_place_of_a_frame_is_taken(tmp_path: Path):
+    (tmp_path / "a-2.png").mkdir()
+    with pytest.raises(ValueError, match=r"a-2\.png: exists and is not a file"):
+        check_clip_target(tmp_path / "a.png", fps=8, num_frames=3)
+
+
+@pytest.mark.parametrize("fps", ["16", True, float("nan")])
+def test_fps_is_a_number(tmp_path: Path, fps: object):
+    with pytest.raises(ValueError, match=r"fps is .*; for \.mp4 it must be from 0\.1 to 240"):
+        save_clip(smooth(1, 16, 16), tmp_path / "a.mp4", fps=fps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("told", ["[Infinity, 16]", "[0, 16]", "5"])
+def test_wrong_counts_of_frames(tmp_path: Path, told: str):
+    notes = PngInfo()
+    notes.add_text("calotype clip", told)
+    Image.new("RGB", (4, 4)).save(tmp_path / "a-1.png", pnginfo=notes)
+    with pytest.raises(ValueError, match="its number of frames is"):
+        read_clip(tmp_path / "a.png")
+
+
+def test_files_of_clips_in_a_list(tmp_path: Path):
+    """A clip each, also where there is only one; pictures are the frames of one clip."""
+    clips = [smooth(3, 16, 16), smooth(3, 16, 16)[::-1]]
+    for extension in (".webm", ".webp"):
+        files = [tmp_path / f"{n}{extension}" for n in range(2)]
+        for clip, file in zip(clips, files, strict=True):
+            save_clip(clip, file, fps=8)
+        assert [each.shape for each in opened_clips(files)] == [(3, 16, 16, 3)] * 2
+        assert read_videos(opened_clips(files[:1])).shape == (1, 3, 3, 16, 16)
+    stills = [tmp_path / f"{n}-still.webp" for n in range(2)]
+    for file in stills:
+        save_clip(smooth(1, 16, 16), file, fps=8)
+    assert read_videos(opened_clips(stills)).shape == (1, 3, 2, 16, 16)

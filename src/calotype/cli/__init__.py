@@ -7,6 +7,7 @@ torch before a command runs.
 import argparse
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO
@@ -16,6 +17,7 @@ from .common import Parser, complain
 
 COMMANDS = (image, video, text, chat, replay, inspect, models, diff, doctor)
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+_OUT_OF_MEMORY = re.compile(r"can't allocate memory|out of memory", re.IGNORECASE)  # torch's, of CPUs and of GPUs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except OSError as error:
         complain(f"error: {_os_error(error)}")
+        return USER_ERROR
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
+            raise
+        complain("error: there is not enough memory for this: try a smaller size, fewer frames or a smaller --count")
         return USER_ERROR
     except (ValueError, ImportError, ArithmeticError) as error:
         complain(f"error: {error}")

@@ -1,8 +1,10 @@
 """What several commands share: the parser, messages, types of arguments, names of files."""
 
 import argparse
+import itertools
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -57,15 +59,23 @@ def words(parts: list[str], what: str = "prompt") -> str:
 
 def free_names(folder: Path, prompt: str, number: int, suffix: str = ".png") -> tuple[Path, ...]:
     """The first `number` names made of the prompt that are not taken: a-fox.png, a-fox-2.png, a-fox-3.png, ..."""
+    free = (path for path in _names(folder, prompt, suffix) if not path.exists())
+    return tuple(itertools.islice(free, number))
+
+
+def free_name(folder: Path, prompt: str, number: int, suffix: str) -> Path:
+    """The first name made of the prompt after which `number` files can be numbered that are not there yet."""
+    from ..pipelines.frame_names import numbered
+
+    names = _names(folder, prompt, suffix)
+    return next(path for path in names if not any(each.exists() for each in numbered(path, number)))
+
+
+def _names(folder: Path, prompt: str, suffix: str) -> Iterator[Path]:
     slug = re.sub(r"[\W_]+", "-", prompt.lower()).strip("-")[:MAX_SLUG].rstrip("-") or "image"
-    names: list[Path] = []
-    n = 1
-    while len(names) < number:
-        path = folder / (f"{slug}{suffix}" if n == 1 else f"{slug}-{n}{suffix}")
-        if not path.exists():
-            names.append(path)
-        n += 1
-    return tuple(names)
+    yield folder / f"{slug}{suffix}"
+    for n in itertools.count(2):
+        yield folder / f"{slug}-{n}{suffix}"
 
 
 def add_model_options(parser: argparse.ArgumentParser, source: str = BUNDLED_HELP) -> None:

@@ -50,13 +50,16 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
 def run(options: argparse.Namespace) -> int:
     """Replays, reports, and writes the new picture where asked."""
     started = time.perf_counter()
-    from ..pipelines.clips import check_clip_target
+    from ..pipelines.clips import check_clip_target, read_clip
     from ..pipelines.files import check_target, open_image, read_manifest
 
     recorded = read_manifest(options.file)
     if options.output is not None:
-        check = check_target if recorded.frames is None else check_clip_target
-        check(options.output)
+        if recorded.frames is None:
+            check_target(options.output)
+        else:
+            clip = read_clip(options.file)
+            check_clip_target(options.output, fps=clip.fps, num_frames=len(clip.frames))
     image = None if options.image is None else [open_image(file) for file in options.image]
     mask, last = (None if file is None else open_image(file) for file in (options.mask, options.last_image))
     from ..pipelines.replay import replay

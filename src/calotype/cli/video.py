@@ -4,10 +4,11 @@ import argparse
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .common import Commands, count, free_names, warn, words
+from .common import Commands, count, free_name, warn, words
 from .making import add_making_options, add_output_option, asked, check_count, load_model
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def add_to(commands: "Commands[argparse.ArgumentParser]") -> None:
     )
     add_making_options(parser, "clip")
     parser.add_argument("--frames", type=count, help="how many frames (default: the model's own)")
-    parser.add_argument("--fps", type=float, help="frames a second (default: the model's own)")
+    parser.add_argument("--fps", type=float, help="frames a second (default: those of --video, else the model's own)")
     parser.add_argument("--image", type=Path, metavar="FILE", help="begin with this picture")
     parser.add_argument("--last-image", type=Path, metavar="FILE", help="end with this picture")
     parser.add_argument("--video", type=Path, metavar="FILE", help="start from this clip")
@@ -70,16 +71,19 @@ def run(options: argparse.Namespace) -> int:
 
     check_count(options)
     target = _target(options, prompt)
-    for each in numbered(target, options.count):
-        check_clip_target(each, fps=options.fps, codec=options.codec)
+    targets = numbered(target, options.count)
+    for each in targets:
+        check_clip_target(each, fps=options.fps, codec=options.codec, num_frames=options.frames or 1)
     if options.sheet is not None:
         check_target(options.sheet)
+        _check_apart(options.sheet, targets)
     own = _own_arguments(options)
     pipe = _loaded(options)
-    if options.fps is None:
-        check_clip_target(target, fps=pipe.recipe.fps)
     if own.get("video") is None and pipe.recipe.num_frames == 1:  # it makes pictures, unless asked otherwise
         own.setdefault("num_frames", pipe.recipe.max_frames)
+    for each in targets:
+        num_frames = cast(int, own.get("num_frames") or pipe.recipe.num_frames)
+        check_clip_target(each, fps=options.fps or pipe.recipe.fps, codec=options.codec, num_frames=num_frames)
     if options.fps is not None and "frame_rate" in pipe.family.arguments:  # the model is told it, too
         own["frame_rate"] = options.fps
     result = pipe(prompt, **cast(Any, asked(options) | own), progress=sys.stderr.isatty())
@@ -93,8 +97,17 @@ def _target(options: argparse.Namespace, prompt: str) -> Path:
     """The file to write; several clips are numbered after it."""
     output: Path | None = options.output
     if output is None or output.is_dir():
-        return free_names(output or Path(), prompt, 1, FORMAT)[0]
+        return free_name(output or Path(), prompt, options.count, FORMAT)
     return output
+
+
+def _check_apart(sheet: Path, targets: Sequence[Path]) -> None:
+    """The sheet must not take the place of a clip, nor of one of its frames."""
+    for target in targets:
+        frames = rf"{re.escape(target.stem)}(-\d+)?" if target.suffix.lower() == ".png" else re.escape(target.stem)
+        same = sheet.parent.resolve() == target.parent.resolve() and sheet.suffix == target.suffix
+        if same and re.fullmatch(frames, sheet.stem):
+            raise ValueError(f"--sheet {sheet} would take the place of the clip or of one of its frames: name another")
 
 
 def _own_arguments(options: argparse.Namespace) -> dict[str, object]:
@@ -105,7 +118,9 @@ def _own_arguments(options: argparse.Namespace) -> dict[str, object]:
     files = {"image": options.image, "last_image": options.last_image}
     own: dict[str, object] = {name: open_image(file) for name, file in files.items() if file is not None}
     if options.video is not None:
-        own["video"] = read_clip(options.video).frames
+        clip = read_clip(options.video)
+        own["video"] = clip.frames
+        options.fps = clip.fps if options.fps is None else options.fps
     if options.condition:
         own["conditions"] = [_condition(given) for given in options.condition]
     numbers = {"num_frames": options.frames, "strength": options.strength}
