@@ -112,8 +112,7 @@ def check_clip_target(
     elif codec is not None:
         raise ValueError(f"codec {codec!r}: a {suffix} has no choice of codecs, {' and '.join(CONTAINERS)} have one")
     most = FASTEST_GIF if suffix == ".gif" else FASTEST
-    is_number = isinstance(fps, Real) and not isinstance(fps, bool)
-    if fps is not None and not (is_number and SLOWEST <= fps <= most):
+    if fps is not None and not (_is_number(fps) and SLOWEST <= fps <= most):
         raise ValueError(f"fps is {fps!r}; for {suffix} it must be from {SLOWEST:g} to {most:g}")
     for each in numbered(target, num_frames if suffix == ".png" else 1):
         check_place(each)
@@ -198,6 +197,10 @@ def _stacked(frames: Sequence[numpy.ndarray], path: Path) -> numpy.ndarray:
     if len(sizes) > 1:
         raise ValueError(f"{path}: its frames have several sizes: {', '.join(sizes)}")
     return numpy.stack(frames)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _check_frames(frames: numpy.ndarray) -> None:
