@@ -93,6 +93,7 @@ def test_too_little_memory_is_one_line(fails, monkeypatch: pytest.MonkeyPatch, e
         ("-o s.webp --sheet s.webp", "--sheet s.webp would take the place of the clip"),
         ("-o s.png --sheet s-2.png", "--sheet s-2.png would take the place of the clip or of one of its frames"),
         ("-o s.webp --count 2 --sheet s-2.webp", "--sheet s-2.webp would take the place"),
+        ("-o a.mp4 --condition a.png@-1", "--condition a.png@-1: no such file; what it shows is said as FILE@FRAME"),
         ("-o fox.avi", "fox.avi: extension '.avi' is unknown; allowed are .mp4, .webm, .gif, .webp, .png"),
         ("-o fox.mp4 --codec mpeg2", "codec 'mpeg2' is unknown for mp4; allowed are h264, vp9"),
         ("-o fox.mp4 --fps 0", "fps is 0.0; for .mp4 it must be from 0.1 to 240"),

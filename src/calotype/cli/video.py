@@ -133,6 +133,8 @@ def _condition(given: str) -> "Condition":
 
     told = re.fullmatch(r"(.+?)(?:@(\d+)(?::(\d*\.?\d+))?)?", given)
     file, frame, strength = (given, None, None) if told is None else told.groups()
+    if "@" in file and not Path(file).exists():
+        raise FileNotFoundError(f"--condition {given}: no such file; what it shows is said as FILE@FRAME:STRENGTH")
     kind = "image" if file.lower().endswith(STILL) else "video"
     where: dict[str, Any] = {kind: file, "frame_index": int(frame or 0), "strength": float(strength or 1)}
     return Condition(**where).opened()
