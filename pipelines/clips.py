@@ -200,7 +200,7 @@ def _stacked(frames: Sequence[numpy.ndarray], path: Path) -> numpy.ndarray:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, Real)
 
 
 def _check_frames(frames: numpy.ndarray) -> None:
