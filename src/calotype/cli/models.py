@@ -52,7 +52,7 @@ def _row(file: Path) -> str:
 
 
 def _recipe(recipe: Mapping[str, Any]) -> list[str]:
-    return [f"  {name.replace('_', ' '):<22} {value}" for name, value in recipe.items()]
+    return [f"  {name.replace('_', ' '):<22} {value}" for name, value in recipe.items() if value is not None]
 
 
 def _figures(folder: Path) -> list[str]:
