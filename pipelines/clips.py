@@ -98,6 +98,7 @@ def check_clip_target(
     path: str | Path, *, fps: float | None = None, codec: str | None = None, num_frames: int = 1
 ) -> Path:
     """`path`, if a clip can be written there like that: to be asked before any compute. `fps` None: not known yet.
+    `num_frames`: how many files a .png stands for.
 
     Raises:
         ValueError: unknown extension, unknown codec, frames per second out of range, or a name that cannot be a file.
